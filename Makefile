@@ -17,8 +17,10 @@ BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 scikit-build-core==1.1.2 nanobin
 PYPROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/*/pyproject.toml)
 PACKAGES := . $(patsubst %/pyproject.toml,%,$(filter-out pyproject.toml,$(PYPROJECTS)))
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
-# What `pip install engine` brings; the stamps say when these, and when all packages with their tests' needs, were installed.
-SERVING := . core sdk/kit $(addprefix plugins/,reference server parsers parallel chat bench cpu tiny xgrammar)
+# What `pip install engine` brings, engine-cpu apart, whose native code is built beside the rest; the stamps say when
+# these, and when all packages with their tests' needs, were installed.
+SERVING := . core sdk/kit $(addprefix plugins/,reference moe models server parsers parallel chat bench tiny xgrammar)
+COMPILED := plugins/cpu
 SERVING_STAMP := $(VENV)/.serving-stamp
 STAMP := $(VENV)/.install-stamp
 
@@ -28,12 +30,14 @@ P ?=
 TEST_PATHS := $(or $(wildcard $(P)/tests),$(P),tests $(wildcard sdk/*/tests) core/tests $(wildcard plugins/*/tests contrib/*/tests))
 # One pytest worker a core: each keeps to one thread, or they fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
+WORKERS ?= auto
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # Some environments keep Python from writing what it has compiled. Here it writes: the first process that imports a module
 # compiles it for all that follow. pip would compile everything, of which most is never imported, on one core.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+EDITABLE := $(INSTALL) --no-deps --no-build-isolation
 
 PORT ?= 8000
 MODEL ?=
@@ -60,7 +64,7 @@ GPU_PLATFORMS := --python-version 3.12 --implementation cp --abi cp312 --abi abi
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs; P=plugins/server: those of one package"
-	@echo "make test-all   the slow tests too, half an hour of make soak among them"
+	@echo "make test-all   the slow tests too, half an hour of make soak among them, and ten times as many random schedules"
 	@echo "make soak       a server under mixed load for SOAK_SECONDS=$(SOAK_SECONDS)"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make size       how big each room of the core is"
@@ -79,16 +83,18 @@ install: $(STAMP)
 $(SERVING_STAMP): requirements.txt $(PYPROJECTS) $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Engine needs Python 3.11 or newer: make install PYTHON=python3.11")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(INSTALL) $(BUILD_TOOLS) "$(TORCH)" -r requirements.txt
-	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(SERVING))
+	$(INSTALL) $(BUILD_TOOLS)
+	@$(EDITABLE) -e ./$(COMPILED) & compiled=$$!; \
+		$(INSTALL) "$(TORCH)" -r requirements.txt && $(EDITABLE) $(addprefix -e ./,$(SERVING)); rest=$$?; \
+		wait $$compiled && exit $$rest
 	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
 		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the reference drivers serve in its place"
 	@touch $@
 
 $(STAMP): $(SERVING_STAMP) requirements-dev.txt
-	$(INSTALL) -r requirements-dev.txt
-	$(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"
-	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(filter-out $(SERVING),$(PACKAGES)))
+	@$(EDITABLE) $(addprefix -e ./,$(filter-out $(SERVING) $(COMPILED),$(PACKAGES))) & packages=$$!; \
+		$(INSTALL) -r requirements-dev.txt && $(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"; needs=$$?; \
+		wait $$packages && exit $$needs
 	@touch $@
 
 lint: style types
@@ -117,7 +123,7 @@ tests: install
 	$(PYTEST) -m "not slow and not gpu" $(TEST_PATHS)
 
 test-all: install lint
-	$(PYTEST) -m "not gpu" $(TEST_PATHS)
+	EXAMPLES=10 $(PYTEST) -m "not gpu" $(TEST_PATHS)
 
 soak: install
 	$(TEST_ENV) SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m slow -s tests/soak

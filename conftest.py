@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +24,9 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).parent
 TEMPLATE: list[Any] = []
 SERVING = ROOT / "tests" / "serving"
+TEMPORARY = ("engine", "thread-ranks-", "tmp")
+"""Beginnings of names that we give temporary files. Libraries leave others, and so does a process that is killed while
+`tempfile` tries where it can write."""
 
 # How fast examples are drawn and tried says how loaded a machine is, not whether the code is right.
 settings.register_profile("engine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,8 +41,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that share what is made for their module (a server, an engine, a trained model) run in one of pytest's
+    """Of a class that has `quick`, a pattern of tests' names, those that it does not find are marked `slow`; so are the
+    suites' figures, which tell how fast a driver is and assert nothing.
+
+    Tests that share what is made for their module (a server, an engine, a trained model) run in one of pytest's
     processes: there it is made once. Those that use the server of `tests/serving/conftest.py` share that."""
+    for item in items:
+        quick = getattr(getattr(item, "cls", None), "quick", None)
+        if item.name == "test_figure" or (quick is not None and not re.search(quick, item.name)):
+            item.add_marker(pytest.mark.slow)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
@@ -76,8 +91,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def state_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What servers remember of broken plugins is for this run of the tests alone. Few of them are asked for structured
-    outputs: grammars warm up only where a test says so."""
+    outputs: grammars warm up only where a test says so. A KV cache whose size is not given is as large as a step leaves
+    room for, which half a second of computing finds out: servers have what no test fills. Clients trust one of the
+    world's authorities: to read them all, as each does when it is made, takes 28 ms, and nobody here is asked who he
+    is."""
     own = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state")), "ENGINE_GRAMMAR_WARM_UP": "false"}
+    own["ENGINE_KV_CACHE_MEMORY"] = "1GiB"
+    with contextlib.suppress(ImportError):
+        import certifi
+
+        end = "-----END CERTIFICATE-----\n"
+        one = tmp_path_factory.mktemp("authorities") / "one.pem"
+        one.write_text(Path(certifi.where()).read_text(encoding="utf-8").partition(end)[0] + end, encoding="utf-8")
+        own["SSL_CERT_FILE"] = str(one)
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
     yield
@@ -86,6 +112,45 @@ def state_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             del os.environ[name]
         else:
             os.environ[name] = value
+
+
+FIRST_SEEN: dict[str, str] = {}
+"""By name of a temporary file of ours: after which test it stood first."""
+
+
+def strays() -> list[str]:
+    return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(TEMPORARY)]
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    if tempfile.tempdir is not None:
+        for name in strays():
+            FIRST_SEEN.setdefault(name, nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this run and its processes make among the system's temporary files is gone at its end."""
+    tmp_path_factory.getbasetemp()  # pytest's own, which it keeps
+    before, folder = os.environ.get("TMPDIR"), tempfile.mkdtemp(prefix="tests-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    yield
+    deadline = time.monotonic() + 10  # for processes that are about to end
+    gc.collect()  # an engine that a test has forgotten ends its processes when it is collected
+    while (left := strays()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = [
+        f"{name}, which holds {[str(path.relative_to(folder)) for path in Path(folder, name).rglob('*')]}, and stood "
+        f"first after {FIRST_SEEN.get(name, 'the last test')}"
+        for name in left
+    ]
+    tempfile.tempdir = None
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not found, "left among the temporary files: " + "; ".join(found)
 
 
 @pytest.fixture(scope="session", autouse=True)

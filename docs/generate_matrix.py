@@ -1,4 +1,5 @@
-"""Writes docs/reference/capabilities.md: runs the conformance suites against every driver of this repository.
+"""Writes docs/reference/capabilities.md: runs the conformance suites against every driver of this repository
+but models.
 
 `python docs/generate_matrix.py` takes ten minutes or so; `python docs/generate_matrix.py router evictor` runs the
 suites of these points alone, and leaves the others' tables as they are. The suites are run as the packages' own tests
@@ -34,12 +35,15 @@ What each driver of this repository does, as the [conformance suites](../plugins
 - **no**: the driver says so, on its card or where it refuses by name; or a test failed, which the note then says.
 - **untested**: nothing was run, for lack of hardware or of a suite. It may work.
 
-A driver that was tested with several options has a column for each. `interpreted`: a GPU's kernels were run by Triton's
+[Models](models.md) have a page of their own. A driver that was tested with several options has a column for each.
+`interpreted`: a GPU's kernels were run by Triton's
 interpreter, on the processor; what they do on a GPU has a column of its own, `on cuda`.
 
 `engine plugins test POINT DRIVER` runs the same suites on your machine, against any installed driver.
 """
-SUITE_CLASS = r"(?m)^class Test\w+\(.*\b({})\):"
+SUITE_CLASS = r"(?m)^(?:class Test\w+\(| +.*= type\().*\b({})\b"
+OTHERS = [point for point in POINTS if point != "model"]
+"""The points of this page: models have one of their own, by `generate_models.py`."""
 LONG = "Thorough"
 """In the names of classes that run for minutes: what they prove, shorter ones have proved in smaller ranges."""
 
@@ -59,7 +63,7 @@ def drivers() -> dict[str, list[str]]:
     return {point: [name for its_point, name in found if its_point == point] for point in POINTS}
 
 
-def tables(jobs: int = 1, points: Collection[str] = tuple(POINTS)) -> dict[str, Table]:
+def tables(jobs: int = 1, points: Collection[str] = tuple(OTHERS)) -> dict[str, Table]:
     """Run the suites of these points, each file in a process of its own. Raises SystemExit for a file that is not
     read: what it would have tested must not be taken for untested."""
     with ThreadPoolExecutor(jobs) as pool:
@@ -95,13 +99,13 @@ def main() -> int:
     if given.file is not None:
         print(as_json(run_file(given.file, select=f"not {LONG}")))
         return 0
-    if unknown := set(given.points) - set(POINTS):
-        parser.error(f"there is no point {', '.join(sorted(unknown))}")
+    if unknown := set(given.points) - set(OTHERS):
+        parser.error(f"there is no point {', '.join(sorted(unknown))} on this page")
     made = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
-    found = tables(given.jobs, [p for p in POINTS if not given.points or p in given.points or p not in made])
+    found = tables(given.jobs, [p for p in OTHERS if not given.points or p in given.points or p not in made])
     made |= sections("\n" + render(found, ""))
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text("\n".join([HEAD, *(made[point] for point in POINTS)]), encoding="utf-8")
+    PAGE.write_text("\n".join([HEAD, *(made[point] for point in OTHERS)]), encoding="utf-8")
     failures = [f"{point} {failure}" for point, table in found.items() for failure in table.failures()]
     print("\n".join([str(PAGE), *failures]))
     return 1 if failures else 0

@@ -8,6 +8,7 @@ one that takes minutes to make: `docs/generate_matrix.py` writes it.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import functools
 import importlib
 import inspect
@@ -35,7 +36,8 @@ from engine_server.settings import ServerSettings
 ROOT = Path(__file__).resolve().parents[1]
 COMMON_BODIES = ("Body", "GeneratingBody", "InputBody", "PoolingBody", "QueuedBody", "SamplingBody")
 """What several bodies have in common, which is told with each."""
-CAPABILITIES = ROOT / "docs" / "reference" / "capabilities.md"
+KEPT = [ROOT / "docs" / "reference" / name for name in ("capabilities.md", "models.md")]
+"""Pages that other scripts write, and that are kept."""
 EXTRA_MODULES = (
     "engine.plugin.card",
     "engine.types.params",
@@ -46,7 +48,7 @@ EXTRA_MODULES = (
     "engine.types.kv",
     "engine.types.hooks",
     "engine.types.request",
-    "engine.frontend.prompts",
+    "engine.frontend.input_processor",
     "engine.llm",
 )
 """Modules beside the interfaces that plugin authors and users meet by name."""
@@ -93,7 +95,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "requests.md": requests_page(),
         "metrics.md": metrics_page(),
-        CAPABILITIES.name: CAPABILITIES.read_text(encoding="utf-8"),
+        **{kept.name: kept.read_text(encoding="utf-8") for kept in KEPT},
     }
     for module in modules:
         made[module_page(module)] = render_module(module)
@@ -124,6 +126,7 @@ def index_page(modules: Iterable[str]) -> str:
         "| [Errors](errors.md) | every typed error, with its code and HTTP status |",
         "| [Drivers](drivers.md) | the drivers of this repository |",
         "| [Drivers by capability](capabilities.md) | what each of them does, from test results |",
+        "| [Models](models.md) | the same of each model |",
         "| [Commands](commands.md) | every command with its flags |",
         "| [Requests](requests.md) | the bodies that the server takes |",
         "| [Metrics](metrics.md) | what `/metrics` shows |",
@@ -303,11 +306,11 @@ def errors_page() -> str:
 
 # -- commands and requests -----------------------------------------------------------------------------------------
 def commands_page() -> str:
-    """The built-in commands and those of our plugins, each with the help that it prints."""
-    from engine.cli.main import COMMANDS, _find
+    """The commands of our plugins, each with the help that it prints."""
+    from engine.cli.main import _find
     from engine.plugin.hints import known_drivers
 
-    commands = {name: _find(name) for name in (*COMMANDS, *known_drivers()["commands"])}
+    commands = {name: _find(name) for name in known_drivers()["commands"]}
     rows = [(code(f"engine {name}"), cell(command.help)) for name, command in commands.items()]
     lines = ["# Commands", "", *table(("command", "does"), rows)]
     for name, command in commands.items():
@@ -364,7 +367,7 @@ def requests_page() -> str:
 
 def idle_server() -> Any:
     """A server, as its plugins see it, whose engine has done nothing yet."""
-    from engine_server.keys import AdminKey, KeyRing
+    from engine_server.keys import KeyRing
     from engine_server.plugins import ServerView
 
     idle: Any = SimpleNamespace(
@@ -376,14 +379,14 @@ def idle_server() -> Any:
         plan=SimpleNamespace(registry=Registry()),
         worker=None,
     )
-    return ServerView(idle, Counter({200: 0}), KeyRing(), AdminKey())
+    return ServerView(idle, Counter({200: 0}), KeyRing())
 
 
 def metrics_page() -> str:
     """What the server's own exposition says of an engine that has done nothing yet."""
     from engine_server.metrics.exposition import Exposition
 
-    text = Exposition(idle_server()).text().decode()
+    text = bytes(asyncio.run(Exposition(idle_server()).metrics()).body).decode()
     meanings = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     rows = [
         (code(name), kind, cell(meanings[name]))

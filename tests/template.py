@@ -29,14 +29,19 @@ from typing import Any, NoReturn
 PARENTS = {
     "engine.loop.process": (),
     "engine": ("serve", "run-batch"),
+    "faulty_server": ("serve",),
+    "tests.script": (),
+    "tests.benchmarks.instant_server": (),
 }
-"""Modules that may be forked, with the first arguments with which they may, or () for any; these have children."""
+"""Modules that may be forked, with the first arguments with which they may, or () for any; these start children."""
 LEAVES = {
     "engine_kit.compiling.child": (),
     "engine_reference.executor_process.rank": (),
+    "engine_sdk.conformance.communicator.ranks": (),
     "engine_server.processes.child": (),
+    "played_child": (),
 }
-"""And these have none."""
+"""And these start none."""
 IMPORTED = (
     "torch",
     "engine.cli.main",
@@ -52,6 +57,34 @@ IMPORTED = (
     "safetensors.torch",
     "tokenizers",
     "psutil",
+    # What servers and cores import as they start: half of the time that they take for it.
+    "encodings.idna",
+    "httptools",
+    "jinja2.ext",
+    "jinja2.sandbox",
+    "pydantic.v1",
+    "starlette.middleware.cors",
+    "stevedore.driver",
+    "stevedore.named",
+    "tomllib",
+    "uvicorn.lifespan.off",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
+    "engine_kit.flags",
+    "engine_kit.vllm_flags",
+    "engine_reference.attention_torch.attention",
+    "engine_reference.models.llama",
+    "engine_reference.ops_torch.ops",
+    "engine_reference.tokenizer_hf.template",
+    "engine_reference.tokenizer_hf.tokenizer",
+    "engine_server.anthropic.routes",
+    "engine_server.app",
+    "engine_server.openai.chat",
+    "engine_server.openai.completions",
+    "engine_server.openai.models",
+    "engine_server.operations",
+    "engine_server.pooling.routes",
+    "engine_server.responses.routes",
 )
 READ_AT_IMPORT = (
     "PYTHON",
@@ -67,6 +100,9 @@ READ_AT_IMPORT = (
     "MALLOC_",
 )
 """Beginnings of variables by which a process that has imported torch differs from one that has not."""
+READ_LATER = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+"""But not these: `_become` does what the first says, and torch sets the second itself in whoever makes a model of
+transformers', for when it compiles. What is started after that would be started plainly."""
 ROOM = {"arguments": 1 << 12, "environment": 1 << 15}
 """Bytes for what the system shows of a fork."""
 NAME = b"test-template"
@@ -205,8 +241,8 @@ def _started() -> socket.socket:
 
 # -- the template ------------------------------------------------------------------------------------------------------
 def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that torch and Python read once; folders of modules aside."""
-    return {k: v for k, v in environment.items() if k.startswith(READ_AT_IMPORT) and k != "PYTHONPATH"}
+    """The part of an environment that torch and Python read once; READ_LATER aside."""
+    return {k: v for k, v in environment.items() if k.startswith(READ_AT_IMPORT) and k not in READ_LATER}
 
 
 def serve(end: socket.socket) -> NoReturn:

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.cli.flags import canonical
-from engine.embedding import add_engine_flags, add_positional_model
+from engine.cli.main import canonical
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError, EngineError
 from engine_bench.kinds import (
@@ -28,6 +27,7 @@ from engine_bench.kinds import (
     server_flags,
     settings_of,
 )
+from engine_kit.flags import add_engine_flags, add_positional_model
 
 if TYPE_CHECKING:
     from engine.embedding import Merged

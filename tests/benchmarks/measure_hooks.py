@@ -18,8 +18,7 @@ from dataclasses import replace
 from types import ModuleType
 
 from engine.config.settings import EngineConfig
-from engine.frontend.assemble import assemble_frontend
-from engine.frontend.client import InProcessClient
+from engine.frontend.assemble import InProcessClient, assemble_frontend
 from engine.frontend.launch import launch
 from engine.frontend.output_processor import OutputProcessor
 from engine.llm import LLMEngine

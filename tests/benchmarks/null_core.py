@@ -10,7 +10,7 @@ from engine.interfaces.executor import ExecutorNeed
 from engine.kv.layout import make_layout
 from engine.kv.tables import BlockTable
 from engine.loop.assemble import assemble_core
-from engine.plugin import Manifest, Registry, choose_one
+from engine.plugin import Registry, choose_one
 from engine.plugin.points import DRAFTER, EVICTOR, EXECUTOR, SCHEDULING_POLICY, Point
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
@@ -61,7 +61,7 @@ def null_core(config: EngineConfig, sizes: NullSizes) -> EngineCore:
     specs = KV_SPECS[: sizes.kv_tables]
     layout = make_layout(specs, block_size=config.block_size, kv_itemsize=2, tokens_per_page={})
     worker = WorkerStart(
-        choices=Manifest.of(selections).choices,
+        choices=tuple(selection.choice() for selection in selections),
         model=ModelDescription(
             architecture="none",
             dtype="float32",

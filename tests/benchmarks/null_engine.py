@@ -6,8 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.embedding import EngineConfig, LLMEngine, OutputKind, RequestState, launch
-from engine.frontend.assemble import assemble_frontend
-from engine.frontend.client import InProcessClient
+from engine.frontend.assemble import InProcessClient, assemble_frontend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.frontend.client import InProcessClient
+from engine.frontend.assemble import InProcessClient
 from engine.types.errors import ConfigError
 from engine.types.params import SamplingParams
 from engine_bench.report import Report

@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.grammar import Grammar
+from engine.interfaces.grammar import Grammar, GrammarCard
 from engine.plugin import Registry, choose
 from engine.plugin.points import GRAMMAR
 from engine.scheduling.gates import Gates
+from engine.scheduling.matchers import GrammarDriver
 from engine.scheduling.structured import Constraints
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
@@ -92,7 +93,8 @@ def _constraints(config: EngineConfig, constraint: StructuredOutputsParams) -> t
     context = GrammarContext(vocab_size=VOCABULARY, vocabulary=lambda: vocabulary, options=chosen.options)
     grammar: Grammar = chosen.load_body()(context)
     grammar.compile(constraint, ())
-    return Constraints(grammar, VOCABULARY), chosen.candidate.name
+    driver = GrammarDriver(chosen.candidate, cast("type[GrammarCard]", chosen.card), grammar)
+    return Constraints({"choice": [driver]}, VOCABULARY), chosen.candidate.name
 
 
 def _begin(core: EngineCore, options: OverlapOptions, most: int, constraint: StructuredOutputsParams) -> None:

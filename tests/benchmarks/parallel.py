@@ -3,6 +3,8 @@
 One process of one thread against two, each of one thread: as two pipeline stages, and as two ranks that share each
 layer by communicator `shm`. All three engines stand side by side and serve the same requests in turns (A B C A B C);
 idle ranks wait on a socket. Prints the median of tokens per second of each, and the ratios; the bars are 1.7 and 1.6.
+Stages overlap on different steps, and each step reads all weights of a stage: where reading them takes the time, as in
+decodes of few rows, stages gain nothing but the second processor's bandwidth, and prompts (--input-len) gain most.
 Nothing else should compute on the machine, which needs two processors and memory for three models.
 """
 
@@ -23,12 +25,12 @@ from engine_reference.checkpoint_dummy.sizes import config_of
 BARS = {"pipeline": 1.7, "tensor": 1.6}
 
 
-def balanced_split(model: str) -> str:
-    """Layers of two stages, so that those of the second weigh as much less as the head does, which it has too."""
+def balanced_split(model: str, input_len: int, output_len: int) -> str:
+    """Layers of two stages: the second has as many fewer as its head weighs, which computes for drawn tokens alone."""
     config = config_of(model)
     hidden, heads = config["hidden_size"], config["num_attention_heads"] + config["num_key_value_heads"]
     layer = 3 * hidden * config["intermediate_size"] + 2 * hidden * heads * config["head_dim"]
-    layers, head = config["num_hidden_layers"], hidden * config["vocab_size"]
+    layers, head = config["num_hidden_layers"], hidden * config["vocab_size"] * output_len / (input_len + output_len)
     first = min(layers - 1, max(1, round((layers + head / layer) / 2)))
     return f"{first},{layers - first}"
 
@@ -51,14 +53,17 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument(
+        "--step-tokens", type=int, default=256, help="at most: stages overlap where prompts take several"
+    )
     parser.add_argument("--split", help="layers of the two stages (default: by what they and the head weigh)")
     options = parser.parse_args()
     common: dict[str, Any] = {
         "model": options.model, "dtype": options.dtype, "executor": "process", "executor.threads": 1,
         "max_num_seqs": options.requests, "max_model_len": options.input_len + options.output_len + 1,
-        "kv_cache_memory": "512MiB", "enable_prefix_caching": False,
+        "kv_cache_memory": "512MiB", "enable_prefix_caching": False, "max_num_batched_tokens": options.step_tokens,
     }  # fmt: skip
-    split = options.split or balanced_split(options.model)
+    split = options.split or balanced_split(options.model, options.input_len, options.output_len)
     kinds: dict[str, dict[str, Any]] = {
         "one": {},
         "pipeline": {"pipeline_parallel_size": 2, "pipeline_parallel_split": split},

@@ -7,8 +7,8 @@ import re
 import shlex
 from pathlib import Path
 
-from engine.cli.flags import canonical
-from engine.cli.main import COMMANDS, _find, split_name
+from engine.cli.main import _find, canonical, split_name
+from engine.plugin.hints import known_drivers
 from tests.benchmarks.__main__ import parser as benchmarks_parser
 from tests.docs.markdown import blocks, spans
 
@@ -48,7 +48,7 @@ def words(line: str) -> list[str]:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """The parser of a built-in command, as the program makes it. Raises for a command that there is not."""
+    """The parser of a command, as the program makes it. Raises for a command that there is not."""
     command = _find(name)
     parser = argparse.ArgumentParser(prog=f"engine {name}", allow_abbrev=False, exit_on_error=False)
     command.add_arguments(parser)
@@ -69,8 +69,7 @@ def parse(line: str) -> None:
 def flags() -> set[str]:
     """Every flag of every command of ours, and of what measures the insides."""
     found: set[str] = set()
-    of_plugins = ("plugins test", "serve", "run-batch", "chat", "generate", "bench")
-    pending = [parser_of(name) for name in (*COMMANDS, *of_plugins)]
+    pending = [parser_of(name) for name in known_drivers()["commands"]]
     pending.append(benchmarks_parser())
     while pending:
         for action in pending.pop()._actions:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 
 def install(files: Mapping[str, str], folder: Path) -> None:
@@ -27,9 +27,7 @@ def install(files: Mapping[str, str], folder: Path) -> None:
         target.write_text(text)
 
 
-def run(arguments: list[str], path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Python with the folder on its path."""
-    environment = os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=300
-    )
+def put_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As if installed, for this process and those that it starts."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import runpy
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.docs.installing import install, run
+from engine.cli.main import main
+from engine_sdk.conformance.report import run_file
+from tests.docs.installing import install, put_on_path
 from tests.docs.markdown import ROOT, Block, blocks, files, name, pages
 from tests.serving.conftest import Server
 
 PAGES = [page for page in pages() if any(block.language == "python" for block in blocks(page))]
 CLIENTS = ("openai", "127.0.0.1:8000")
 DRIVER = ROOT / "docs" / "plugins" / "driver.md"
+DRAFTER = ROOT / "docs" / "plugins" / "drafter.md"
+EVICTOR = ROOT / "docs" / "plugins" / "tutorial-evictor.md"
+STORE = ROOT / "docs" / "plugins" / "tutorial-store.md"
 HOOKS = ROOT / "docs" / "plugins" / "hooks.md"
 
 
@@ -64,38 +70,64 @@ def server() -> Server:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(_is_client(s) for s in scripts(p))], ids=name)
-def test_the_pages_clients_run(page, server, tmp_path):
-    script = "\n".join(s for s in scripts(page) if _is_client(s)).replace("http://127.0.0.1:8000", server.address)
-    done = run(["-c", script], tmp_path, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_the_pages_clients_run(page, server, tmp_path, monkeypatch, capsys):
+    """In this process too: the clients' libraries take as long."""
+    script = tmp_path / "script.py"
+    text = "\n".join(s for s in scripts(page) if _is_client(s))
+    script.write_text(text.replace("http://127.0.0.1:8000", server.address))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.strip()
 
 
-def test_the_driver_of_the_guide_passes_its_own_tests(tmp_path):
-    found = files(DRIVER)
-    assert len(found) == 5
-    install({path: text for path, text in found.items() if not path.startswith("tests/")}, tmp_path / "installed")
-    test = tmp_path / "test_shortest.py"
-    test.write_text(found["tests/test_shortest.py"])
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(test)]
-    done = run(arguments, tmp_path / "installed", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "43 passed" in done.stdout
+def own_tests(page: Path, test: str, folder: Path, patch: pytest.MonkeyPatch, select: str = "") -> int:
+    """How many tests of the package that is written in a page pass: all."""
+    patch.setenv("TMPDIR", str(folder))  # a module's temporary folder lives until it is collected
+    patch.setattr(tempfile, "tempdir", None)
+    found = files(page)
+    install({path: text for path, text in found.items() if not path.startswith("tests/")}, folder / "installed")
+    put_on_path(patch, folder / "installed")
+    (folder / test).write_text(found[f"tests/{test}"])
+    report = run_file(folder / test, select=select)
+    assert not report.of("failed"), report.output
+    return len(report.of("passed"))
 
 
-def test_the_hook_of_the_guide_is_heard(tmp_path):
+def test_the_driver_of_the_guide_passes_its_own_tests(tmp_path, monkeypatch):
+    assert own_tests(DRIVER, "test_shortest.py", tmp_path, monkeypatch) == 43
+
+
+def test_the_drafter_of_the_guide_changes_no_output(tmp_path, monkeypatch):
+    assert own_tests(DRAFTER, "test_recall.py", tmp_path, monkeypatch, "not TestRecall") == 2
+
+
+@pytest.mark.slow
+def test_the_evictor_of_the_tutorial_passes_the_suite_and_outlives_a_scan(tmp_path, monkeypatch):
+    assert own_tests(EVICTOR, "test_two_queues.py", tmp_path, monkeypatch) == 20
+
+
+def test_the_store_of_the_tutorial_passes_the_suite_and_survives_restarts(tmp_path, monkeypatch):
+    assert own_tests(STORE, "test_sqlite.py", tmp_path, monkeypatch) == 14
+
+
+@pytest.mark.slow
+def test_the_drafter_of_the_guide_passes_the_suite(tmp_path, monkeypatch):
+    assert own_tests(DRAFTER, "test_recall.py", tmp_path, monkeypatch) == 20
+
+
+def test_the_hook_of_the_guide_is_heard(tmp_path, monkeypatch, capsys):
     install(files(HOOKS), tmp_path)
-    arguments = ["-m", "engine", "generate", "Hello", "--max-tokens", "9", "--ignore-eos"]
-    done = run(arguments, tmp_path, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^4 steps, 1 running, \d+ pages of the KV cache$", done.stderr, re.MULTILINE), done.stderr
-    listed = run(["-m", "engine", "plugins"], tmp_path, tmp_path)
-    assert re.search(r"hooks\.core +stepcount +engine-house +0\.1\.0", listed.stdout)
+    put_on_path(monkeypatch, tmp_path)
+    assert main(["generate", "Hello", "--max-tokens", "9", "--ignore-eos"]) == 0
+    told = capsys.readouterr().err
+    assert re.search(r"^4 steps, 1 running, \d+ pages of the KV cache$", told, re.MULTILINE), told
+    assert main(["plugins"]) == 0
+    assert re.search(r"hooks\.core +stepcount +engine-house +0\.1\.0", capsys.readouterr().out)
 
 
 def test_the_guides_limit_filter_route_and_metric(tmp_path, monkeypatch):
     install(files(HOOKS), tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    put_on_path(monkeypatch, tmp_path)
     flags = ["--hooks.rate-limit.most", "3", "--hooks.redact.word", "Oslo"]
     server = Server("tiny", *flags)
     try:
@@ -135,7 +167,12 @@ def test_the_guides_redactor_at_every_cut(text, word, cuts):
     assert "".join(shown) == text.replace(word, "***")
 
 
-def test_the_guides_files_are_where_its_listing_says(tmp_path):
-    listing = blocks(DRIVER)[0].text.split()
-    assert listing[0] == "engine-shortest/"
-    assert sorted(listing[1:]) == sorted(files(DRIVER))
+@pytest.mark.parametrize(
+    "page, package",
+    [(DRIVER, "shortest"), (DRAFTER, "recall"), (EVICTOR, "two-queues"), (STORE, "sqlite")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_guides_files_are_where_its_listing_says(page, package):
+    listing = blocks(page)[0].text.split()
+    assert listing[0] == f"engine-{package}/"
+    assert sorted(listing[1:]) == sorted(files(page))

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from engine.config.names import resolve
-from engine.config.sources import CONFIG_VARIABLE, name_of
+from engine.config.sources import CONFIG_VARIABLE, name_of, resolve
 from engine.plugin import HookRelay, Registry
 from engine.types import errors
-from engine_server.keys import AdminKey, KeyRing
+from engine_server.keys import KeyRing
 from engine_server.plugins import ServerView, add_routes
 from tests.docs import commands
 from tests.docs.markdown import ROOT, blocks, links, name, pages, running_text, spans, table_faults
@@ -150,20 +149,30 @@ def test_make_targets_exist(page):
 @each_page
 def test_errors_exist(page):
     named = set(re.findall(r"\b[A-Z]\w+Error\b", page.read_text(encoding="utf-8")))
-    builtin = {"ValueError", "IndexError", "KeyError", "TypeError", "AssertionError", "RuntimeError"}
+    builtin = {"ValueError", "IndexError", "KeyError", "TypeError", "AssertionError", "RuntimeError", "OSError"}
     assert {kind for kind in named - builtin if not hasattr(errors, kind)} == set()
 
 
-@each_page
-def test_metrics_and_routes_exist(page):
-    text = page.read_text(encoding="utf-8")
-    exposed = set(re.findall(r"`(engine:\w+)`", metrics_page()))
-    assert len(exposed) > 20
-    assert set(re.findall(r"`(engine:\w+)`", text)) <= exposed
+@pytest.fixture(scope="module")
+def exposed() -> set[str]:
+    """The names of all metrics."""
+    return set(re.findall(r"`(engine:\w+)`", metrics_page()))
+
+
+@pytest.fixture(scope="module")
+def served() -> set[str]:
+    """The paths of all routes."""
     app = FastAPI()
     hooks = HookRelay("frontend", Registry.discover())
     idle: Any = SimpleNamespace(hooks=hooks, max_model_len=64, model_name="tiny", observe=lambda measures: None)
-    add_routes(app, hooks, ServerView(idle, Counter(), KeyRing(), AdminKey()))
-    served = {route.path for route in app.routes}
+    add_routes(app, hooks, ServerView(idle, Counter(), KeyRing()))
+    return {route.path for route in app.routes}
+
+
+@each_page
+def test_metrics_and_routes_exist(page, exposed, served):
+    text = page.read_text(encoding="utf-8")
+    assert len(exposed) > 20
+    assert set(re.findall(r"`(engine:\w+)`", text)) <= exposed
     named = {match[1].split("{")[0] for match in re.finditer(r"`(?:GET|POST) (/[\w/{}]+)`", text)}
     assert {path for path in named if not any(route.startswith(path) for route in served)} == set()

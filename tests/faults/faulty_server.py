@@ -1,4 +1,4 @@
-"""`engine` with the worker to which something happens: `python faulty_server.py serve ...`."""
+"""`engine` with the worker to which something happens: `python -m faulty_server serve ...`, see `faulty`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from engine.frontend.input_processor import SteadyClock
 from engine_server.metrics.measures import Measures
 
 from ..serving.conftest import Server
-from .conftest import HERE, Faulty
+from .conftest import Faulty
 from .jumping_clock import jumping
 
 SETTINGS: dict[str, Any] = {"model": "tiny", "dtype": "float64", "num_kv_pages": 200, "max_num_seqs": 2}
@@ -65,7 +65,7 @@ def test_a_core_process(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None
         llm.observe(measures := Measures(llm.max_model_len))
         await llm.start()
         try:
-            streams = [llm.submit(*request, timeout=60) for request in zip(PROMPTS, PARAMS, strict=True)]
+            streams = [await llm.submit(*request, timeout=60) for request in zip(PROMPTS, PARAMS, strict=True)]
             outputs = await asyncio.wait_for(asyncio.gather(*(stream.final() for stream in streams)), 60)
             assert [list(output.outputs[0].token_ids) for output in outputs] == quiet
             took = time.monotonic() - began
@@ -81,7 +81,7 @@ def test_a_server(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty("none", step="never")
     monkeypatch.setenv("FAULT_CLOCK", "1")
     began = time.monotonic()
-    server = Server("tiny", "--dtype", "float64", program=[str(HERE / "faulty_server.py")])
+    server = Server("tiny", "--dtype", "float64", program=["-m", "faulty_server"])
     try:
         body = {"prompt": "Quiet", "max_tokens": 24, "temperature": 0.9, "seed": 3, "ignore_eos": True}
         with httpx.Client(base_url=server.address, timeout=60) as client:

@@ -33,9 +33,16 @@ def quiet() -> list[list[int]]:
         return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GOOD, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("n", [1, 8])
-def test_in_process(quiet: list[list[int]], policy: str, n: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "policy"),
+    [
+        (1, "priority"),
+        (8, "fcfs"),
+        pytest.param(1, "fcfs", marks=pytest.mark.slow),
+        pytest.param(8, "priority", marks=pytest.mark.slow),
+    ],
+)
+def test_in_process(quiet: list[list[int]], n: int, policy: str) -> None:
     with LLM(**SETTINGS, scheduling_policy=policy) as llm:
         engine = llm.llm_engine
         params = SamplingParams(temperature=1, n=n, max_tokens=1000, ignore_eos=True)
@@ -67,8 +74,8 @@ def test_core_process(quiet: list[list[int]]) -> None:
             bad, good = [], []
             for i in range(COUNT):
                 if i % (COUNT // 4) == 5:
-                    good.append(llm.submit(PROMPTS[len(good)], GOOD))
-                bad.append(llm.submit(prompt(i), GIVEN_UP, f"bad-{i}"))
+                    good.append(await llm.submit(PROMPTS[len(good)], GOOD))
+                bad.append(await llm.submit(prompt(i), GIVEN_UP, f"bad-{i}"))
             await anext(bad[0])
             began = time.process_time()
             for stream in bad:
@@ -99,9 +106,9 @@ def test_streams_that_nobody_reads(quiet: list[list[int]], kind: OutputKind) -> 
         await llm.start()
         try:
             params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, logprobs=3)
-            unread = llm.submit("Loud", params, "unread", kind)
-            read = llm.submit("Loud", params, "read", OutputKind.FINAL)
-            others = [llm.submit(text, GOOD) for text in PROMPTS]
+            unread = await llm.submit("Loud", params, "unread", kind)
+            read = await llm.submit("Loud", params, "read", OutputKind.FINAL)
+            others = [await llm.submit(text, GOOD) for text in PROMPTS]
             expected = (await read.final()).outputs[0]
             assert [list((await stream.final()).outputs[0].token_ids) for stream in others] == quiet
             while "unread" in llm._output:
@@ -127,9 +134,9 @@ def test_a_cache_that_is_too_small_for_one_request(quiet: list[list[int]]) -> No
         llm = AsyncLLM(EngineArgs(**settings))
         await llm.start()
         try:
-            good = [llm.submit(text, GOOD) for text in PROMPTS]
-            long = llm.submit({"prompt_token_ids": [5] * 200}, GOOD)
-            growing = llm.submit(PROMPTS[0], SamplingParams(max_tokens=500, ignore_eos=True, temperature=0))
+            good = [await llm.submit(text, GOOD) for text in PROMPTS]
+            long = await llm.submit({"prompt_token_ids": [5] * 200}, GOOD)
+            growing = await llm.submit(PROMPTS[0], SamplingParams(max_tokens=500, ignore_eos=True, temperature=0))
             with pytest.raises(KVCacheTooSmallError, match="num-kv-pages"):
                 await asyncio.wait_for(long.final(), 20)
             seen: list[int] = []

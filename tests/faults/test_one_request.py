@@ -153,7 +153,8 @@ def test_it_ends_alone(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[Patch], None], params: Any, settings: Any, names: str
 ) -> None:
     plant(monkeypatch.setattr)
-    with LLM("tiny", dtype="float64", grammar="choice", max_num_seqs=4, block_size=4, **settings) as llm:
+    common = {"max_num_seqs": 4, "block_size": 4, "num_kv_pages": 400}
+    with LLM("tiny", dtype="float64", grammar="choice", **common, **settings) as llm:
         for turn in range(2):
             ends = run(llm, PROMPTS, params)
             error = ends.pop("bad").error
@@ -204,7 +205,7 @@ def test_a_connector_over_a_request(monkeypatch: pytest.MonkeyPatch, method: str
 
 def test_a_drafter_that_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter_alone(monkeypatch.setattr)
-    with LLM("tiny", dtype="float64", max_num_seqs=4, block_size=4, **NGRAM) as llm:
+    with LLM("tiny", dtype="float64", max_num_seqs=4, block_size=4, num_kv_pages=400, **NGRAM) as llm:
         error = run(llm, {"bad": PROMPTS["bad"]}, {})["bad"].error
         assert isinstance(error, ContractError) and "driver 'ngram' for drafter" in str(error)
 
@@ -212,7 +213,7 @@ def test_a_drafter_that_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_drafter_that_does_not_let_go_costs_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LLM("tiny", dtype="float64", max_num_seqs=4, block_size=4, **NGRAM) as llm:
+    with LLM("tiny", dtype="float64", max_num_seqs=4, block_size=4, num_kv_pages=400, **NGRAM) as llm:
         quiet = run(llm, PROMPTS, {})
         error = ContractError("let go", "leave went off")  # of Engine's own, too, it is told
         monkeypatch.setattr(NgramDrafterBody, "leave", lambda *_: (_ for _ in ()).throw(error))
@@ -225,7 +226,7 @@ def test_a_drafter_that_does_not_let_go_costs_nobody(
 
 def test_what_cannot_be_told_apart_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter_alone(monkeypatch.setattr)
-    with LLM("tiny", dtype="float64", max_num_seqs=4, block_size=4, **NGRAM) as llm:
+    with LLM("tiny", dtype="float64", max_num_seqs=4, block_size=4, num_kv_pages=400, **NGRAM) as llm:
         ends = run(llm, PROMPTS, {})
         assert len(ends) == len(PROMPTS)
         for end in ends.values():

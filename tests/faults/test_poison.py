@@ -41,13 +41,16 @@ def params(i: int, **more: Any) -> SamplingParams:
         {"temperature": 1.0, "logprobs": 2},
     ]
     allowed = [t for t in range(300) if t != POISON]
-    return SamplingParams(seed=i, max_tokens=20, ignore_eos=True, allowed_token_ids=allowed, **kinds[i % 3], **more)
+    return SamplingParams(seed=i, max_tokens=12, ignore_eos=True, allowed_token_ids=allowed, **kinds[i % 3], **more)
 
 
 PROMPTS = [[11 + i, 40, 41 + i, 42, 90 + i] * (1 + i) for i in range(9)]
 
 
-@pytest.mark.parametrize("options", [{}, {"in_flight": 1}, {"drafter": "ngram"}, {"tensor_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"in_flight": 1}, marks=pytest.mark.slow), {"drafter": "ngram"}, {"tensor_parallel_size": 2}],
+)
 def test_a_poisonous_prompt_costs_its_request_alone(poisoned: Path, options: dict[str, Any]) -> None:
     """Few pages, so that those that held NaN are used again at once; whatever lies behind a row's end has no effect."""
     settings = {
@@ -90,7 +93,7 @@ ENDS = [[101, 102], [103], [101, 104, 105, 106, 107, 108]]
 
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
 @pytest.mark.parametrize("budget", [64, 8])
-@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("in_flight", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_poisonous_end_leaves_the_shared_prefix_whole(
     poisoned: Path, attention: str, budget: int, in_flight: int
 ) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ..serving.conftest import Server
-from .conftest import HERE, Faulty
+from .conftest import Faulty
 from .test_poison import POISON, PROMPTS, poisoned  # noqa: F401
 
 BODY: dict[str, Any] = {"prompt": "Once", "max_tokens": 40, "temperature": 0.9, "seed": 3, "ignore_eos": True}
@@ -58,7 +58,7 @@ def quiet() -> str:
 def test_every_client_is_told(faulty: Faulty, nothing_left: Path, quiet: str, fate: str, size: int) -> None:
     faulty(fate, step=8, rank=0)
     options = ["--executor.step_timeout", "2", "--tensor-parallel-size", "2"] if size == 2 else ["--step-timeout", "2"]
-    server = Server("tiny", "--dtype", "float64", *options, program=[str(HERE / "faulty_server.py")])
+    server = Server("tiny", "--dtype", "float64", *options, program=["-m", "faulty_server"])
     try:
         found: list[tuple[str, list[dict[str, Any]]]] = []
         clients = [threading.Thread(target=lambda: found.append(stream(server.address, BODY))) for _ in range(4)]

@@ -16,7 +16,7 @@ from engine import LLM, EngineArgs
 from engine.frontend.async_llm import AsyncLLM
 from engine.types.errors import EngineDeadError
 
-from .conftest import HERE, Faulty
+from .conftest import Faulty
 
 SETTINGS: dict[str, Any] = {"model": "tiny", "num_kv_pages": 50, "max_num_seqs": 4}
 
@@ -24,7 +24,8 @@ SETTINGS: dict[str, Any] = {"model": "tiny", "num_kv_pages": 50, "max_num_seqs":
 @pytest.mark.parametrize(
     ("size", "fate"),
     [
-        *((2, fate) for fate in ("killed", "exits", "has no memory", "raises")),
+        *((2, fate) for fate in ("killed", "raises")),
+        *(pytest.param(2, fate, marks=pytest.mark.slow) for fate in ("exits", "has no memory")),
         (1, "killed"),
         *(pytest.param(1, fate, marks=pytest.mark.slow) for fate in ("exits", "has no memory", "raises")),
     ],
@@ -54,7 +55,7 @@ def test_the_callers_own_worker(faulty: Faulty, nothing_left: Path) -> None:
 def test_the_frontend(faulty: Faulty, nothing_left: Path, size: int, when: str) -> None:
     """`engine serve` is killed; its core, and that one's ranks, follow."""
     faulty("sleeps", step="start")
-    command = [sys.executable, str(HERE / "faulty_server.py"), "serve", "tiny", "--port", "0"]
+    command = [sys.executable, "-m", "faulty_server", "serve", "tiny", "--port", "0"]
     server = subprocess.Popen([*command, "--tensor-parallel-size", str(size)], stderr=subprocess.DEVNULL)
     family = psutil.Process(server.pid)
     wanted = 1 if when == "at once" else (2 if size == 2 else 1) + (size == 2)
@@ -63,7 +64,7 @@ def test_the_frontend(faulty: Faulty, nothing_left: Path, size: int, when: str) 
         assert time.monotonic() < deadline and server.poll() is None
         time.sleep(0.002)
     if when != "at once":
-        time.sleep(2)
+        time.sleep(1)
     server.kill()
     server.wait()
     # `nothing_left` looks for the others.

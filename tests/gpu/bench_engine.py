@@ -205,9 +205,9 @@ def main() -> None:
     settings |= dict(setting.split("=", 1) for setting in asked.set)
     began = time.perf_counter()
     with open_session(EngineConfig(**settings)) as session:
-        print(f"drivers: {[(c.point, c.kind, c.driver) for c in session.plan.manifest.choices]}", flush=True)
+        print(f"drivers: {[(c.point, c.kind, c.driver) for c in session.plan.start.worker.choices]}", flush=True)
         print(f"captured: {session.ready.captured}, because not: {session.ready.not_captured}", flush=True)
-        attention = [choice.driver for choice in session.plan.manifest.choices if choice.point == "attention"]
+        attention = [choice.driver for choice in session.plan.start.worker.choices if choice.point == "attention"]
         tell(
             Row(
                 what=f"{asked.title}: start",

@@ -105,6 +105,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any],
     return json.loads(done.stdout), {name: int(count) for name, count in counted.items()}, findings(log)[0]
 
 
+@pytest.mark.slow  # the compiler takes ten seconds for the libraries
 def test_a_sound_capture_is_replayed_as_one_graph(rehearsed):
     found, counted, _ = rehearsed
     assert found["sound"] == [OK] * 10
@@ -112,6 +113,7 @@ def test_a_sound_capture_is_replayed_as_one_graph(rehearsed):
     assert found["read"] == "00000000"  # of device memory, which nothing writes
 
 
+@pytest.mark.slow
 def test_captures_end_as_on_a_device_where_their_rules_are_broken(rehearsed):
     found, _, faults = rehearsed
     assert found["synchronised"] == [UNSUPPORTED, INVALIDATED, INVALIDATED]
@@ -127,7 +129,8 @@ def test_captures_end_as_on_a_device_where_their_rules_are_broken(rehearsed):
         assert words in fault
 
 
-def test_stubs_answer_for_what_a_library_has_and_the_fake_does_not(rehearsed, tmp_path):
+@pytest.mark.skipif(not HAS_ALL, reason="needs g++, and the headers that Triton brings")
+def test_stubs_answer_for_what_a_library_has_and_the_fake_does_not(tmp_path):
     names = declared(HEADERS[0] / "cuda.h")
     assert {"cuInit", "cuMemAlloc_v2", "cuLaunchKernelEx"} <= set(names)
     (tmp_path / "stubs.c").write_text(stubs(["cuOne", "cuTwo"]) + "int own(void) { return cuOne() + cuTwo(); }\n")

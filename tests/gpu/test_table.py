@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import signal
+import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -121,14 +122,32 @@ def test_the_table_says_what_is_met_and_what_is_void() -> None:
     assert "nothing was measured" not in text and "no GPU" in page([], None, [], "", "")
 
 
-def test_a_part_that_hangs_is_stopped_and_what_it_told_is_kept() -> None:
-    program = (
-        "import sys, time, subprocess; print('told', flush=True); subprocess.Popen(['sleep', '60']); time.sleep(60)"
-    )
-    began = time.monotonic()
-    outcome = run([sys.executable, "-c", program], 1.5, variables(None), io.StringIO())
-    assert outcome.status is None and outcome.lines == ["told"]
-    assert time.monotonic() - began < 15
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Who is told of a part's lines. The part's time is over soon after the first, however long it took to start."""
+    spoke = threading.Event()
+    plain = subprocess.Popen.wait
+
+    class Listener(io.StringIO):
+        def write(self, text: str) -> int:
+            spoke.set()
+            return super().write(text)
+
+    def wait(process: subprocess.Popen[str], timeout: float | None = None) -> int:
+        if not spoke.is_set():
+            assert spoke.wait(60), "it says nothing"
+            timeout = 0.1
+        return plain(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    return Listener()
+
+
+def test_a_part_that_hangs_is_stopped_and_what_it_told_is_kept(listener: io.StringIO) -> None:
+    program = "import time, subprocess; subprocess.Popen(['sleep', '60']); print('told', flush=True); time.sleep(60)"
+    outcome = run([sys.executable, "-c", program], 60, variables(None), listener)
+    assert outcome.status is None and outcome.lines == ["told"] and listener.getvalue() == "told\n"
+    assert outcome.seconds < 50
     assert run([sys.executable, "-c", "raise SystemExit(3)"], 20, variables(None)).status == 3
 
 
@@ -174,17 +193,20 @@ def test_what_is_installed_is_there(tmp_path: Path) -> None:
     assert parser().parse_args(["--here", "--minutes", "1"]).minutes == 1
 
 
-def test_what_is_interrupted_may_say_how_far_it_came() -> None:
+def test_what_is_interrupted_may_say_how_far_it_came(listener: io.StringIO) -> None:
     """As pytest does, which ends without a word at other signals."""
     program = (
         "import time\n"
-        "try: time.sleep(60)\n"
+        "try:\n"
+        "    print('....', flush=True)\n"
+        "    time.sleep(60)\n"
         "except KeyboardInterrupt: print('FAILED a.py::b - c'); print('1 failed, 2 passed in 1.00s')"
     )
-    outcome = run([sys.executable, "-c", program], 1.5, variables(None), stop=signal.SIGINT)
+    outcome = run([sys.executable, "-c", program], 60, variables(None), listener, stop=signal.SIGINT)
     assert outcome.status is None and summary(outcome.lines) == "1 failed, 2 passed in 1.00s; FAILED a.py::b"
 
 
+@pytest.mark.slow
 def test_the_reader_reads_every_word() -> None:
     """In Triton's interpreter: the programs' sums add up to the sum of what they say that they read."""
     triton, numpy = pytest.importorskip("triton"), pytest.importorskip("numpy")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.docs.installing import install
+from tests.docs.installing import install, put_on_path
 
 SOURCE = Path(__file__).with_name("recorder.py")
 PYPROJECT = """
@@ -46,11 +45,6 @@ class Recorded:
     @property
     def names(self) -> list[str]:
         return [call["hook"] for call in self.calls]
-
-
-def put_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture

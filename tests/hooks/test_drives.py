@@ -12,9 +12,9 @@ import pytest
 
 from engine import LLM, AsyncLLM, EngineConfig, SamplingParams
 from engine.errors import HookFailedError, RequestRefusedError
-from engine.frontend import statistics
 from engine.plugin.hookspecs import HOOKSPECS
-from engine.types.beam import BeamSearchParams
+from engine_kit import lifecycle
+from engine_kit.beam_search import BeamSearchParams
 from tests.serving.conftest import Server
 
 PROMPT = "Tell me a tale."
@@ -52,7 +52,7 @@ def check(recorded, prompt_tokens: int) -> None:
 
 
 def test_llm(recorded, options, monkeypatch):
-    monkeypatch.setattr(statistics, "INTERVAL", 0.0)
+    monkeypatch.setattr(lifecycle, "INTERVAL", 0.0)
     with LLM(**options()) as llm:
         [output] = llm.generate(PROMPT, PARAMS, use_tqdm=False)
         assert recorded.of("stats")[-1]["stats"]["pages_total"] > 0
@@ -62,11 +62,11 @@ def test_llm(recorded, options, monkeypatch):
 
 
 async def test_async_llm(recorded, options, monkeypatch):
-    monkeypatch.setattr(statistics, "INTERVAL", 0.05)
+    monkeypatch.setattr(lifecycle, "INTERVAL", 0.05)
     llm = AsyncLLM(EngineConfig(**options()))
     try:
         await llm.start()
-        stream = llm.submit(PROMPT, PARAMS, "mine")
+        stream = await llm.submit(PROMPT, PARAMS, "mine")
         output = await stream.final()
         await asyncio.sleep(0.2)
     finally:
@@ -155,7 +155,7 @@ def test_deciding_hooks_fail_closed(recorded, options, fault):
                 llm.generate(PROMPT, PARAMS, use_tqdm=False)
             assert isinstance(caught.value.__cause__, LookupError)
             assert "has a fault" not in str(caught.value)
-        assert llm.llm_engine.get_num_unfinished_requests() == 0
+        assert llm.llm_engine.num_unfinished == 0
         assert llm.llm_engine.frontend.hooks.failures["re-corder", fault] == 12
 
 

@@ -10,9 +10,9 @@ from engine import LLM, AsyncLLM, EngineConfig
 from engine.frontend.launch import launch
 from engine.frontend.process_client import start_process
 from engine.types.errors import ConfigError, DriverDeniedError, ManifestError
-from tests.docs.installing import install
+from tests.docs.installing import install, put_on_path
 
-from .conftest import SETTINGS, put_on_path
+from .conftest import SETTINGS
 
 PYPROJECT = """
 [project]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.docs.installing import install
+from tests.docs.installing import install, put_on_path
 from tests.serving.conftest import Server
-
-from .conftest import put_on_path
 
 PROCESSES = ("frontend", "core", "worker")
 HOOKS = {"frontend": "request_received", "core": "step_done", "worker": "worker_started"}

@@ -30,7 +30,7 @@ def bits(output: Any) -> Bits:
 
 @pytest.fixture(scope="module")
 def alone() -> list[Bits]:
-    with LLM("tiny", dtype="bfloat16", batch_invariant=True, max_num_seqs=1) as llm:
+    with LLM("tiny", dtype="bfloat16", batch_invariant=True, max_num_seqs=1, num_kv_pages=400) as llm:
         return [
             bits(llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0])
             for prompt, params in zip(PROMPTS, PARAMS, strict=True)
@@ -58,7 +58,7 @@ def several_threads() -> Iterator[None]:
     ids=lambda settings: ",".join(settings) or "a crowd",
 )
 def test_the_same_bits(alone: list[Bits], settings: dict[str, Any], several_threads: None) -> None:
-    with LLM("tiny", dtype="bfloat16", **{"batch_invariant": True, **settings}) as llm:
+    with LLM("tiny", dtype="bfloat16", **{"batch_invariant": True, "num_kv_pages": 400, **settings}) as llm:
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         found = [bits(output) for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
         if "tensor_parallel_size" in settings:  # other sums than one rank's, but the same in each batch

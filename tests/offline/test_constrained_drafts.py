@@ -37,7 +37,7 @@ DRIVERS = ["choice", "xgrammar", *(pytest.param(name, marks=pytest.mark.slow) fo
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     if request.param != "choice" and importlib.util.find_spec(f"engine_{request.param}") is None:
         pytest.skip(f"engine-{request.param} is not installed")
-    options = {"drafter.num_tokens": 6, "drafter.min_match": 1, "drafter.max_match": 3}
+    options = {"drafter.num_tokens": 6, "drafter.min_match": 1, "drafter.max_match": 3, "drafter.cost": 0.05}
     with LLM("tiny", dtype="float64", grammar=request.param, drafter="ngram", num_kv_pages=400, **options) as model:
         model.driver = request.param
         yield model
@@ -147,7 +147,10 @@ def test_ranks_in_processes_of_their_own(more: dict[str, Any]) -> None:
     ]
     common: dict[str, Any] = {"dtype": "float64", "num_kv_pages": 200, "max_model_len": 256, "grammar": "choice"}
     found = []
-    for settings in ({"enable_jump_forward": False}, {"drafter": "ngram", "drafter.min_match": 1, **more}):
+    for settings in (
+        {"enable_jump_forward": False},
+        {"drafter": "ngram", "drafter.min_match": 1, "drafter.cost": 0.05, **more},
+    ):
         with LLM("tiny", **common, **settings) as model:
             outputs = model.generate(["la la la la"] * 3, params, use_tqdm=False)
             found.append([output.outputs[0].token_ids for output in outputs])

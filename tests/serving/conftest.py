@@ -22,12 +22,13 @@ START_SECONDS = 90
 
 
 class Server:
-    """`engine serve ARGS --port 0` as a child process. `program` stands in for `engine`; `python`, `cwd` and
-    `environment` for this test's own; `trust` knows its certificate, where it serves HTTPS."""
+    """`engine serve ARGS --port 0`, or another `command`, as a child process. `program` stands in for `engine`;
+    `python`, `cwd` and `environment` for this test's own; `trust` knows its certificate, where it serves HTTPS."""
 
     def __init__(
         self,
         *args: str,
+        command: str = "serve",
         program: Sequence[str] = ("-m", "engine"),
         python: str = sys.executable,
         cwd: str | None = None,
@@ -37,7 +38,7 @@ class Server:
         self.lines: list[str] = []
         self.trust = trust
         self.process = subprocess.Popen(
-            [python, *program, "serve", *args, "--port", "0"],
+            [python, *program, command, *args, "--port", "0"],
             cwd=cwd,
             env=environment,
             stdout=subprocess.PIPE,
@@ -57,7 +58,7 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
-            if found := re.search(r"https?://[\d.]+:\d+", line):
+            if not self.address and (found := re.search(r"https?://[\d.]+:\d+", line)):
                 self.address = found.group()
                 self._listening.set()
 
@@ -88,7 +89,7 @@ class Server:
         deadline = time.monotonic() + seconds
         while not condition(found := self.metrics()):
             assert time.monotonic() < deadline, f"{what}: never, in {seconds} s; {found}"
-            time.sleep(0.02)
+            time.sleep(0.05)  # to write and to read them takes the two of us 15 ms
         return found
 
     def until_idle(self, seconds: float = 30) -> dict[str, float]:

@@ -48,7 +48,7 @@ def test_concurrent_streams_with_random_disconnects() -> None:
                 prompt, tokens, _, after = work[i]
                 await asyncio.sleep(draw.random() * 0.2)
                 text, seen = "", 0
-                async for output in (source := llm.submit(prompt, params(i, tokens), f"r{i}-{leave}")):
+                async for output in (source := await llm.submit(prompt, params(i, tokens), f"r{i}-{leave}")):
                     text, seen = output.outputs[0].text, seen + 1
                     if leave and seen >= after:
                         source.close()
@@ -237,14 +237,14 @@ def _bring_code(folder: Path) -> None:
         (_truncate, ["model.safetensors"]),
         (_pickle_weights, ["safetensors"]),
         (_bring_code, ["load Model"]),
-        (lambda folder: (folder / "model.safetensors").unlink(), ["safetensors"]),
+        pytest.param(lambda folder: (folder / "model.safetensors").unlink(), ["safetensors"], marks=pytest.mark.slow),
         (lambda folder: (folder / "config.json").write_text("{"), ["config.json"]),
-        (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
+        pytest.param(lambda folder: (folder / "config.json").unlink(), ["config.json"], marks=pytest.mark.slow),
         (lambda folder: (folder / "tokenizer.json").write_text("[]"), ["tokenizer.json"]),
         (_change_config(architectures=["NoSuchForCausalLM"]), ["NoSuchForCausalLM", "LlamaForCausalLM"]),
         (_change_config(hidden_size=48), ["weight"]),
-        (_change_config(num_hidden_layers=99), ["layers"]),
-        (_change_config(vocab_size=10), ["weight"]),
+        pytest.param(_change_config(num_hidden_layers=99), ["layers"], marks=pytest.mark.slow),
+        pytest.param(_change_config(vocab_size=10), ["weight"], marks=pytest.mark.slow),
         (_change_config(num_attention_heads=0), ["num_attention_heads"]),
     ],
 )

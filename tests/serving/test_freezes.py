@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from engine_server.bodies import MOST
 from engine_server.config import ServerConfig
-from engine_server.middleware import MOST
 
 from .conftest import Server
 

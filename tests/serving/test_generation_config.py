@@ -55,7 +55,7 @@ def test_every_route_has_them() -> None:
 def test_offline(tmp_path: Path) -> None:
     folder = shutil.copytree(model_folder(), tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0, "max_new_tokens": 3}))
-    llm = LLM(folder, max_model_len=64)
+    llm = LLM(folder, max_model_len=64, num_kv_pages=100)
     try:
         params = llm.get_default_sampling_params()
         assert (params.temperature, params.max_tokens, params.top_p) == (0, 3, 1.0)

@@ -29,7 +29,7 @@ def test_a_life_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(
         *("tiny", "--log-format", "json", "--access-log", "--api-key", KEY, "--admin-key", ADMIN),
         *("--max-model-len", "256", "--kv-cache-memory", "16MiB"),
-        program=[str(FAULTS / "faulty_server.py")],
+        program=["-m", "faulty_server"],
     )
 
     def ask(path: str, key: str, name: str, **more: Any) -> int:

@@ -10,13 +10,15 @@ import pytest
 
 from engine import LLM, SamplingParams
 
+from .conftest import Server
+
 PROMPT = "Once upon a time"
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """The offline engine: what the served answers are compared with."""
-    return LLM(model="tiny", dtype="float64")
+    return LLM(model="tiny", dtype="float64", num_kv_pages=1000)
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -232,3 +234,28 @@ def test_async_client(server) -> None:
         for i in range(8)
     ]
     assert together == alone
+
+
+def test_what_becomes_of_the_cache(server: Server, client: openai.OpenAI) -> None:
+    """`kv_retention`: shown in the metrics until it is released; what is none is refused by name."""
+    name = "kv_retained_pages{priority=7}"
+    options = {"model": "tiny", "prompt": "A prompt that is retained " * 20, "max_tokens": 2}
+    before = server.metrics().get(name, 0)
+    client.completions.create(**options, extra_body={"kv_retention": {"ttl": 60, "priority": 7, "session": "a"}})
+    shown = server.until(lambda found: found.get(name, 0) > before, "pages are retained")
+    assert shown["kv_retention_events_total{event=given_up}"] == 0
+    again = client.completions.create(**options, extra_body={"kv_retention": {"release": True, "session": "a"}})
+    assert again.usage is not None and again.usage.prompt_tokens_details is not None
+    assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 0
+    server.until(lambda found: found.get(name, 0) == before, "nothing is retained")
+    for wish, found in (
+        ({"ttl": 1e9}, "ttl"),
+        ({"ttl": -1}, "ttl"),
+        ({"priority": 101}, "priority"),
+        ({"key": "another's"}, "key"),
+        ({"ttl": "5m"}, "valid number"),
+        ({"keep": 1}, "keep"),
+        ({"release": True, "pin": True}, "release goes with"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=found):
+            client.completions.create(**options, extra_body={"kv_retention": wish})

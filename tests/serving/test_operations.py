@@ -237,7 +237,7 @@ def test_samples_share_their_prompt(server: Server) -> None:
 
 
 def test_samples_use_the_prompts_pages_once() -> None:
-    with LLM(model="tiny", dtype="float64") as llm:
+    with LLM(model="tiny", dtype="float64", num_kv_pages=1000) as llm:
         engine = llm.llm_engine
         ids = [7 + i % 200 for i in range(645)]  # 40 full blocks and 5 tokens
         engine.add_request("four", ids, SamplingParams(n=4, max_tokens=8, seed=3, ignore_eos=True))

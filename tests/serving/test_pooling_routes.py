@@ -43,7 +43,8 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def embedder() -> Iterator[Pair]:
-    pair = Pair("tiny", "--runner", "pooling", runner="pooling")
+    short = {"runner": "pooling", "max_model_len": 512, "num_kv_pages": 1000}
+    pair = Pair("tiny", "--runner", "pooling", "--max-model-len", "512", **short)
     yield pair
     pair.stop()
 

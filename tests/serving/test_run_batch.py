@@ -76,7 +76,7 @@ def test_every_line_is_answered(tmp_path: Path) -> None:
     assert done.stdout == "" and "20 of 20 requests are done, 11 of them failed" in done.stderr
     assert "%|" not in done.stderr and "Traceback" not in done.stderr
     found = results(out)
-    with LLM("tiny", dtype="float64", max_num_seqs=8) as llm:
+    with LLM("tiny", dtype="float64", max_num_seqs=8, num_kv_pages=1000) as llm:
         expected = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0), use_tqdm=False)
     for i, output in enumerate(expected):
         response = found[f"p{i}"]["response"]

@@ -18,7 +18,7 @@ CHAT = [{"role": "user", "content": "Tell me a story."}]
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """The offline engine: what the served answers are compared with."""
-    return LLM(model="tiny", dtype="float64")
+    return LLM(model="tiny", dtype="float64", num_kv_pages=1000)
 
 
 def offline(llm: LLM, **fields: Any) -> Any:
@@ -114,11 +114,11 @@ def test_async_llm_gives_what_llm_gives(llm: LLM) -> None:
     params = [SamplingParams(**fields, seed=i, max_tokens=8) for i, fields in enumerate(several)]
 
     async def run() -> list[list[Any]]:
-        engine = AsyncLLM(EngineArgs(model="tiny", dtype="float64"))
+        engine = AsyncLLM(EngineArgs(model="tiny", dtype="float64", num_kv_pages=1000))
         await engine.start()
         try:
             with pytest.raises(InvalidRequestError, match="extra_args"):
-                engine.submit(PROMPT, SamplingParams(extra_args={"nobody": 1}))
+                await engine.submit(PROMPT, SamplingParams(extra_args={"nobody": 1}))
 
             async def all_of(one: SamplingParams) -> list[Any]:
                 return [output async for output in engine.generate(PROMPT, one)]

@@ -234,7 +234,7 @@ def test_what_none_enforces_is_named_once(client: openai.OpenAI) -> None:
     assert "'uniqueItems' in the schema; the grammar driver cannot enforce 'uniqueItems'" in found.value.message
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_named_driver_stands_for_itself_and_warms_up_where_it_is_to(warm: bool) -> None:
     """Its process is there once a request asks for one, or before; what it refuses nobody else is asked for."""
     server = Server("tiny", "--grammar", "outlines", *(["--grammar-warm-up"] if warm else []))
@@ -253,8 +253,10 @@ def test_a_named_driver_stands_for_itself_and_warms_up_where_it_is_to(warm: bool
         assert server.stop() == 0, "".join(server.lines)
 
 
+@pytest.mark.slow
 def test_one_that_runs_away_costs_only_itself(client: openai.OpenAI) -> None:
-    """Its memory or its time; others begin and end meanwhile."""
+    """Its memory or its time; others begin and end meanwhile. Always run: the tests of `engine_kit.compiling`, which
+    ends it, and one of xgrammar's own."""
     wide = {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(499)}}
     with ThreadPoolExecutor(2) as threads:
         runaway = threads.submit(client.chat.completions.create, **COMMON, response_format=schema_format(wide))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -31,7 +32,9 @@ def family(server: Server) -> tuple[psutil.Process, list[psutil.Process], list[P
     """The core, its ranks, and the directories of their sockets."""
     core = psutil.Process(server.core_pid())
     bound = [c.laddr for p in (core, psutil.Process(server.process.pid)) for c in p.net_connections("unix")]
-    directories = {Path(str(address)).parent for address in bound if str(address).startswith("/tmp/engine-")}
+    directories = {
+        Path(str(address)).parent for address in bound if str(address).startswith(f"{tempfile.gettempdir()}/engine-")
+    }
     assert len(core.children()) == 2 and len(directories) == 2
     return core, core.children(), sorted(directories)
 

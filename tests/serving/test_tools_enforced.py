@@ -48,8 +48,15 @@ def test_a_question_that_needs_no_tool(client: openai.OpenAI) -> None:
     check("round_up", call.function.arguments)
 
 
-@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "parallel"),
+    [
+        pytest.param("required", True, id="required-several"),
+        pytest.param(NAMED, False, id="named-one"),
+        pytest.param("required", False, id="required-one", marks=pytest.mark.slow),
+        pytest.param(NAMED, True, id="named-several", marks=pytest.mark.slow),
+    ],
+)
 def test_almost_at_random(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
     """Eight hot completions at once: whatever ended by itself holds calls, and valid ones alone."""
     options = OPTIONS | {"temperature": 2.0, "seed": 5, "n": 8, "tool_choice": choice, "parallel_tool_calls": parallel}

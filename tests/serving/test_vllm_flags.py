@@ -56,7 +56,8 @@ def test_a_server_with_flags_of_vllm(tmp_path: Path) -> None:
 
 
 def test_offline_with_the_text_itself() -> None:
-    llm = LLM("tiny", chat_template=TEMPLATE, default_chat_template_kwargs={"tone": "kind"}, max_model_len=64)
+    settings = {"default_chat_template_kwargs": {"tone": "kind"}, "max_model_len": 64, "num_kv_pages": 100}
+    llm = LLM("tiny", chat_template=TEMPLATE, **settings)
     try:
         (output,) = llm.chat(USER, use_tqdm=False)
         assert output.prompt == "<user kind>Hello\n<assistant>"
@@ -87,7 +88,7 @@ def test_what_cannot_be_is_refused_at_once(settings: dict[str, Any], says: str) 
 def test_the_parsers_are_those_of_the_given_template() -> None:
     hermes = "{% for tool in tools or [] %}{{ tool }}<tool_call>arguments</tool_call>{% endfor %}" + TEMPLATE
     for template, parser in ((hermes, "hermes"), (TEMPLATE, None)):
-        llm = LLM("tiny", chat_template=template, max_model_len=64)
+        llm = LLM("tiny", chat_template=template, max_model_len=64, num_kv_pages=100)
         try:
             found = {one.point: one.candidate.name for one in llm.llm_engine.plan.selections}
             assert found.get("tool_parser") == parser

@@ -27,10 +27,14 @@ class Crowd:
         address: of the server.
         answers: of a quiet server, by the requests' names.
         seed: of everything that is drawn.
+        longest: tokens of a long answer; those that are read are read to their end.
     """
 
-    def __init__(self, address: str, answers: dict[str, Any], seed: int) -> None:
-        self._address, self._answers, self._seed = address, answers, seed
+    def __init__(self, address: str, answers: dict[str, Any], seed: int, longest: int) -> None:
+        self._address = address
+        self._answers = answers
+        self._seed = seed
+        self._longest = longest
         self._good, self._bad = good_requests(), bad_requests()
         self.wrong: list[str] = []
         """What was not as it must be."""
@@ -71,7 +75,7 @@ class Crowd:
 
     async def _leave(self, client: httpx.AsyncClient, draw: random.Random) -> None:
         """In the middle of a stream."""
-        path, body = long_request(draw)
+        path, body = long_request(draw, self._longest)
         async with client.stream("POST", path, json={**body, "stream": True}) as reply:
             assert reply.status_code == 200, await reply.aread()
             left = draw.randint(0, 12)
@@ -82,13 +86,13 @@ class Crowd:
 
     async def _give_up(self, client: httpx.AsyncClient, draw: random.Random) -> None:
         """Wait for a whole answer, and then no longer."""
-        path, body = long_request(draw)
+        path, body = long_request(draw, self._longest)
         with contextlib.suppress(httpx.ReadTimeout):
             await client.post(path, json=body, timeout=draw.uniform(0.01, 0.5))
 
     async def _crawl(self, client: httpx.AsyncClient, draw: random.Random) -> None:
         """Read a stream, a little at a time; to its end, or not."""
-        path, body = long_request(draw)
+        path, body = long_request(draw, self._longest)
         content = json.dumps({**body, "stream": True}).encode()
         host, port = self._address.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=4096)
@@ -110,15 +114,11 @@ class Crowd:
                 await writer.wait_closed()
 
     async def _send_bad(self, client: httpx.AsyncClient, draw: random.Random) -> None:
-        bad: Bad = draw.choice(self._bad)
-        headers = {"content-type": "application/json"}
-        reply = await client.request(bad.method, bad.path, content=bad.content, headers=headers)
-        assert 400 <= reply.status_code < 500, f"{bad}: {reply.status_code} {reply.text:.200}"
-        assert reply.json()["error"]["message"], bad
+        await _send(client, draw.choice(self._bad))
 
     async def _be_late(self, client: httpx.AsyncClient, draw: random.Random) -> None:
         """A deadline that passes: a 504, or an answer that was there in time."""
-        path, body = long_request(draw)
+        path, body = long_request(draw, self._longest)
         reply = await client.post(path, json={**body, "timeout": draw.uniform(0.001, 0.3)})
         assert reply.status_code in (200, 504), reply.text
 
@@ -150,6 +150,21 @@ async def quiet_answers(address: str, requests: list[Good]) -> dict[str, Any]:
             assert reply.status_code == 200, f"{request}: {reply.text}"
             answers[request.name] = request.whole(reply.json())
     return answers
+
+
+async def quiet_refusals(address: str) -> None:
+    """Send what nobody can answer. Each grammar driver is asked for what the one before refuses, and has its process
+    from now on."""
+    async with httpx.AsyncClient(base_url=address, timeout=600) as client:
+        for bad in bad_requests():
+            await _send(client, bad)
+
+
+async def _send(client: httpx.AsyncClient, bad: Bad) -> None:
+    headers = {"content-type": "application/json"}
+    reply = await client.request(bad.method, bad.path, content=bad.content, headers=headers)
+    assert 400 <= reply.status_code < 500, f"{bad}: {reply.status_code} {reply.text:.200}"
+    assert reply.json()["error"]["message"], bad
 
 
 async def _events(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:

@@ -120,9 +120,9 @@ def bad_requests() -> list[Bad]:
     ]
 
 
-def long_request(draw: random.Random) -> tuple[str, dict[str, Any]]:
-    """(path, body) of one that takes a while, for clients who leave it, or read it slowly."""
-    many = {"max_tokens": draw.randint(200, 900), "temperature": 1.0, "seed": draw.randrange(2**31)}
+def long_request(draw: random.Random, longest: int) -> tuple[str, dict[str, Any]]:
+    """(path, body) of one that takes a while, `longest` tokens at most, for clients who leave it, or read it slowly."""
+    many = {"max_tokens": draw.randint(longest // 4, longest), "temperature": 1.0, "seed": draw.randrange(2**31)}
     messages = [{"role": "user", "content": "Tell me a long story."}]
     return draw.choice(
         [

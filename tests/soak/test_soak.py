@@ -18,11 +18,11 @@ import pytest
 
 from tests.serving.conftest import Server
 
-from .crowd import KINDS, Crowd, quiet_answers
+from .crowd import KINDS, Crowd, quiet_answers, quiet_refusals
 from .requests import good_requests
 
 MIB = 2**20
-SHORT = 7.0
+SHORT = 5.0
 LONG = float(os.environ.get("SOAK_SECONDS", "1800"))
 PER_MINUTE = 1.0
 """MiB that the processes may grow a minute, in the mean over the second half, beyond the slack."""
@@ -32,7 +32,7 @@ DRIVERS = 4
 """The grammar drivers there are: each may keep a process in which it compiles."""
 FLAGS = (
     "--dtype", "float64", "--max-num-seqs", "16", "--num-kv-pages", "220", "--write-timeout", "20",
-    "--response-store-size", "1MiB", "--grammar.cache_size", "8",
+    "--response-store-size", "1MiB", "--grammar.cache_size", "8", "--kv-canary",
 )  # fmt: skip
 
 
@@ -80,10 +80,11 @@ def test_mixed_load(seconds: float) -> None:
     try:
         requests = good_requests()
         answers = asyncio.run(quiet_answers(server.address, requests))
+        asyncio.run(quiet_refusals(server.address))
         before = server.until_idle()
         own, files = [p for p in processes(server) if not compiles(p)], psutil.Process(server.process.pid).num_fds()
         samples = [resident(server)]
-        crowd = Crowd(server.address, answers, seed=int(seconds))
+        crowd = Crowd(server.address, answers, seed=int(seconds), longest=300 if seconds == SHORT else 900)
         began = time.monotonic()
 
         async def sample() -> None:

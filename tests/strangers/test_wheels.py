@@ -70,3 +70,5 @@ def test_the_core_runs_where_no_server_could(tmp_path: Path) -> None:
     assert said.returncode == 0 and len(said.stdout.strip()) > 2, said.stderr
     code_, said_ = house.run("serve")
     assert code_ == 2 and "engine serve" in said_
+    code_, said_ = house.run("plugins")
+    assert code_ == 2 and "pip install engine-inspect" in said_

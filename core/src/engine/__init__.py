@@ -11,62 +11,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineArgs, EngineConfig
-    from engine.frontend.async_llm import AsyncLLM
-    from engine.llm import LLM, LLMEngine
-    from engine.types.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from engine.types.outputs import CompletionOutput, RequestOutput
-    from engine.types.params import SamplingParams
-    from engine.types.pooling import (
-        ClassificationRequestOutput,
-        EmbeddingRequestOutput,
-        PoolingParams,
-        PoolingRequestOutput,
-        ScoringRequestOutput,
-    )
-    from engine.types.structured_outputs import StructuredOutputsParams
+    from engine.config.settings import EngineArgs as EngineArgs
+    from engine.config.settings import EngineConfig as EngineConfig
+    from engine.frontend.async_llm import AsyncLLM as AsyncLLM
+    from engine.llm import LLM as LLM
+    from engine.llm import LLMEngine as LLMEngine
+    from engine.types.outputs import CompletionOutput as CompletionOutput
+    from engine.types.outputs import RequestOutput as RequestOutput
+    from engine.types.params import SamplingParams as SamplingParams
+    from engine.types.pooling import PoolingParams as PoolingParams
+    from engine.types.pooling import PoolingRequestOutput as PoolingRequestOutput
+    from engine.types.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "BeamSearchOutput",
-    "BeamSearchParams",
-    "BeamSearchSequence",
-    "ClassificationRequestOutput",
-    "CompletionOutput",
-    "EmbeddingRequestOutput",
-    "EngineArgs",
-    "EngineConfig",
-    "LLMEngine",
-    "PoolingParams",
-    "PoolingRequestOutput",
-    "RequestOutput",
-    "SamplingParams",
-    "ScoringRequestOutput",
-    "StructuredOutputsParams",
-    "__version__",
-    "errors",
-]
-
-_HOMES = {
-    "LLM": "engine.llm",
-    "AsyncLLM": "engine.frontend.async_llm",
-    "LLMEngine": "engine.llm",
-    "EngineArgs": "engine.config.settings",
-    "EngineConfig": "engine.config.settings",
-    "SamplingParams": "engine.types.params",
-    "StructuredOutputsParams": "engine.types.structured_outputs",
-    "BeamSearchParams": "engine.types.beam",
-    "BeamSearchOutput": "engine.types.beam",
-    "BeamSearchSequence": "engine.types.beam",
-    "RequestOutput": "engine.types.outputs",
-    "CompletionOutput": "engine.types.outputs",
-    "PoolingParams": "engine.types.pooling",
-    "PoolingRequestOutput": "engine.types.pooling",
-    "EmbeddingRequestOutput": "engine.types.pooling",
-    "ClassificationRequestOutput": "engine.types.pooling",
-    "ScoringRequestOutput": "engine.types.pooling",
+_NAMES = {
+    "config.settings": ("EngineArgs", "EngineConfig"),
+    "frontend.async_llm": ("AsyncLLM",),
+    "llm": ("LLM", "LLMEngine"),
+    "types.outputs": ("CompletionOutput", "RequestOutput"),
+    "types.params": ("SamplingParams",),
+    "types.pooling": ("PoolingParams", "PoolingRequestOutput"),
+    "types.structured_outputs": ("StructuredOutputsParams",),
 }
+_HOMES = {name: f"engine.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = ["__version__", "errors"]
+__all__.extend(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,29 +15,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from engine.frontend.assemble import Frontend, assemble_frontend, start_client
-from engine.frontend.beam_search import search_beams
-from engine.frontend.input_processor import check_task
+from engine.frontend.input_processor import Prompt, as_prompts
 from engine.frontend.launch import Launch, launch
-from engine.frontend.offline import DeferredInterrupt, progress
-from engine.frontend.pooling import data_of, plan_scores, pooled_as
-from engine.frontend.prompts import Prompt, as_prompts
+from engine.frontend.request_checks import check_task
 from engine.frontend.request_state import OutputKind, RequestState
-from engine.frontend.statistics import LifecycleHooks
 from engine.interfaces.client import CoreClient
-from engine.types.beam import BeamSearchOutput, BeamSearchParams
+from engine.plugin.loading import brought
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
-from engine.types.outputs import CompletionOutput, CoreOutputs, Logprob, RequestOutput, StepStats
+from engine.types.outputs import CompletionOutput, CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingDefaults, SamplingParams
-from engine.types.pooling import (
-    ClassificationOutput,
-    ClassificationRequestOutput,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingParams,
-    PoolingRequestOutput,
-    ScoringRequestOutput,
-)
+from engine.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
@@ -51,7 +38,7 @@ Sampling = SamplingParams | Sequence[SamplingParams] | None
 Pooling = PoolingParams | Sequence[PoolingParams] | None
 Timeouts = float | Sequence[float | None] | None
 Bar = bool | Callable[..., Any]
-"""Whether to show a progress bar; a callable is used in tqdm's place."""
+"""Whether to show a progress bar, where `engine_kit` is installed; a callable is used in tqdm's place."""
 T = TypeVar("T")
 MOMENT = 0.1
 """Seconds that a step waits for cores in other processes, before it is looked whether Ctrl-C was pressed."""
@@ -82,7 +69,7 @@ class LLMEngine:
         self.undelivered: list[RequestOutput] = []
         self._early: list[CoreOutputs] = []  # news that came while an answer of the core was waited for
         self._closed = False
-        self._lifecycle = LifecycleHooks(frontend.hooks, self)
+        self._lifecycle = brought("lifecycle", "start an engine")(frontend.hooks, self)
         self._lifecycle.started(plan)
         self._hears_stats = self._lifecycle.hears_stats
 
@@ -93,7 +80,11 @@ class LLMEngine:
         # The tokenizer comes first: it is quick to fail, weights take their time.
         frontend = assemble_frontend(plan)
         client = start_client(plan)
-        engine = cls(frontend, client, plan)
+        try:
+            engine = cls(frontend, client, plan)
+        except BaseException:
+            client.shutdown()
+            raise
         if plan.config.data_parallel_size > 1:
             weakref.finalize(engine, client.shutdown)  # processes end with the engine, with the program, or before
         return engine
@@ -115,13 +106,10 @@ class LLMEngine:
             request_id: unique among unfinished requests.
             prompt: text, token ids, or a dict with either.
             params: None means `sampling_defaults`. With PoolingParams one output comes, at the end, with `pooled`.
-            arrival_time: seconds of `time.time()`; None means now.
-            priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
-            timeout: seconds until it ends with a RequestTimeoutError, its pages given back; None for no limit.
+            arrival_time, priority, timeout: see `InputProcessor.process`.
             output_kind: whether `step` tells all so far, only what is new, or only the end.
 
-        Raises:
-            InvalidRequestError, PromptTooLongError: nothing was queued.
+        Raises as `InputProcessor.process`: nothing was queued.
         """
         self._alive()
         params = self.sampling_defaults.sampling_params() if params is None else params
@@ -131,13 +119,7 @@ class LLMEngine:
     def submit(self, request: RequestState, output_kind: OutputKind) -> None:
         """Queue a request that the input processor has made."""
         self._alive()
-        self.frontend.outputs.add(request, output_kind)
-        try:
-            self.frontend.inputs.announce(request)
-            self.client.add(request.requests)
-        except BaseException as error:
-            self.frontend.outputs.abort([request.request_id], error if isinstance(error, EngineError) else None)
-            raise
+        self.frontend.outputs.send(request, output_kind, self.client)
 
     def step(self) -> list[RequestOutput]:
         """Make one step of the core. Several cores step by themselves: their next news is waited for, a moment at most.
@@ -174,10 +156,6 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """True while `step` has more to tell."""
         return len(self.frontend.outputs) > 0 or bool(self.undelivered)
-
-    def get_num_unfinished_requests(self) -> int:
-        """Requests that have not ended."""
-        return len(self.frontend.outputs)
 
     def stats(self) -> StepStats:
         """The state of the core."""
@@ -278,7 +256,7 @@ class LLM:
         """Complete prompts.
 
         Args:
-            prompts: one or several; see `engine.frontend.prompts.Prompt`.
+            prompts: one or several; see `engine.frontend.input_processor.Prompt`.
             sampling_params: for all, or one for each; None means `get_default_sampling_params()`.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
             priority: one for each prompt; lower values are more urgent. Only where the scheduling policy heeds it.
@@ -300,10 +278,7 @@ class LLM:
 
             After any of these, but for EngineDeadError, the engine can be used again.
         """
-        several = as_prompts(prompts)
-        params = self._params_for(sampling_params, len(several))
-        refused: list[RequestOutput] | None = [] if return_errors else None
-        return self._run(self._process(several, params, priority, timeout, refused=refused), use_tqdm, refused)
+        return self._serve(as_prompts(prompts), sampling_params, use_tqdm, priority, timeout, return_errors)
 
     def chat(
         self,
@@ -338,7 +313,7 @@ class LLM:
         conversations: Sequence[Any] = [messages] if one else messages
 
         def rendered(conversation: Any) -> Any:
-            return self.llm_engine.frontend.inputs.chat.render(
+            return self.llm_engine.frontend.inputs.render_chat(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -346,57 +321,23 @@ class LLM:
                 variables=chat_template_kwargs,
             )
 
-        params = self._params_for(sampling_params, len(conversations))
-        refused: list[RequestOutput] | None = [] if return_errors else None
-        processed = self._process(conversations, params, priority, timeout, refused=refused, prompt_of=rendered)
-        return self._run(processed, use_tqdm, refused)
+        return self._serve(conversations, sampling_params, use_tqdm, priority, timeout, return_errors, rendered)
 
-    def beam_search(
-        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: Bar = False
-    ) -> list[BeamSearchOutput]:
+    def beam_search(self, prompts: Prompts, params: Any, *, use_tqdm: Bar = False) -> list[Any]:
         """The most likely continuations: for each prompt the `beam_width` best sequences, best first.
 
         Each beam is a request of one token a step, whose prompt lies in the prefix cache (as in vLLM); see
-        `engine.frontend.beam_search` for the search and how it differs from transformers'.
+        `engine_kit.beam_search` for the search and how it differs from transformers'.
 
         Args:
             prompts: as for `generate`.
-            params: of the search.
+            params: `engine_kit.beam_search.BeamSearchParams`.
             use_tqdm: show a progress bar for each step; a callable is used in tqdm's place.
 
-        Raises: as `generate`.
+        Returns: an `engine_kit.beam_search.BeamSearchOutput` a prompt. Raises: as `generate`.
         """
-        if not isinstance(params, BeamSearchParams):
-            kind = type(params).__name__
-            raise InvalidRequestError("beam_search", f"the params are a {kind}", "pass BeamSearchParams(...)")
-        params.verify()
-        inputs = self.llm_engine.frontend.inputs
-        one = SamplingParams(
-            temperature=0.0, max_tokens=1, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False, seed=0
-        )
-        several = as_prompts(prompts)
-        processed = self._process(several, [one] * len(several))
-
-        def expand(beams: list[tuple[int, list[int]]]) -> list[dict[int, Logprob]]:
-            asked: list[dict[str, Any]] = []
-            for place, tokens in beams:
-                salt = processed[place].requests[0].cache_salt
-                asked.append({"prompt_token_ids": tokens} | ({} if salt is None else {"cache_salt": salt}))
-            outputs = self._run(self._process(asked, [one] * len(asked), admitted=True), use_tqdm)
-            return [output.outputs[0].logprobs[0] for output in outputs if output.outputs[0].logprobs]
-
-        found = search_beams(
-            [request.prompt_token_ids for request in processed],
-            params,
-            eos_token_ids=inputs.eos_token_ids,
-            max_model_len=inputs.max_model_len,
-            expand=expand,
-        )
-        for request, sequences in zip(processed, found, strict=True):
-            for index, sequence in enumerate(sequences):
-                text = inputs.tokenizer.decode(sequence.tokens)
-                sequence.text = self.llm_engine.frontend.outputs.filtered(request, index, text)
-        return [BeamSearchOutput(sequences) for sequences in found]
+        found: list[Any] = brought("beam_search", "search with LLM.beam_search")(self, prompts, params, use_tqdm)
+        return found
 
     # -- pooling -----------------------------------------------------------------------------------------------------
     def encode(
@@ -416,23 +357,22 @@ class LLM:
             As `generate`, for a prompt that fails later.
         """
         outputs = self._pooled(prompts, pooling_params, pooling_task, use_tqdm)
-        return [pooled_as(PoolingRequestOutput, one, PoolingOutput(data_of(one))) for one in outputs]
-
-    def embed(
-        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True
-    ) -> list[EmbeddingRequestOutput]:
-        """One vector for each prompt, `outputs.embedding`. Arguments and errors are those of `encode`."""
-        outputs = self._pooled(prompts, pooling_params, "embed", use_tqdm, only=True)
-        return [pooled_as(EmbeddingRequestOutput, one, EmbeddingOutput(data_of(one).tolist())) for one in outputs]
-
-    def classify(
-        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True
-    ) -> list[ClassificationRequestOutput]:
-        """A number for each label, `outputs.probs`. Arguments and errors are those of `encode`."""
-        outputs = self._pooled(prompts, pooling_params, "classify", use_tqdm, only=True)
         return [
-            pooled_as(ClassificationRequestOutput, one, ClassificationOutput(data_of(one).tolist())) for one in outputs
+            PoolingRequestOutput(one.request_id, PoolingOutput(one.data), one.prompt_token_ids, one.num_cached_tokens)
+            for one in outputs
         ]
+
+    def embed(self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True) -> list[Any]:
+        """One vector for each prompt, `outputs.embedding` of an `engine_kit.pooled_outputs.EmbeddingRequestOutput`.
+        Arguments and errors are those of `encode`."""
+        made: Callable[..., list[Any]] = brought("embeddings", "embed with LLM.embed")
+        return made(self._pooled(prompts, pooling_params, "embed", use_tqdm, only=True))
+
+    def classify(self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True) -> list[Any]:
+        """A number for each label, `outputs.probs` of an `engine_kit.pooled_outputs.ClassificationRequestOutput`.
+        Arguments and errors are those of `encode`."""
+        made: Callable[..., list[Any]] = brought("classifications", "classify with LLM.classify")
+        return made(self._pooled(prompts, pooling_params, "classify", use_tqdm, only=True))
 
     def score(
         self,
@@ -442,8 +382,9 @@ class LLM:
         *,
         use_tqdm: Bar = True,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[ScoringRequestOutput]:
-        """How well pairs of texts fit: for each of `data_2` a score, `outputs.score`.
+    ) -> list[Any]:
+        """How well pairs of texts fit: for each of `data_2` a score, `outputs.score` of an
+        `engine_kit.pooled_outputs.ScoringRequestOutput`.
 
         A model that embeds embeds both, and the score is the cosine of the two vectors. A model with a classification
         head of one label (a cross-encoder) reads both as one prompt, and the score is what the head says.
@@ -462,10 +403,10 @@ class LLM:
                 and as `encode`.
         """
         (params,) = _each("pooling params", pooling_params or PoolingParams(), 1)
-        plan = plan_scores(
-            self.llm_engine.frontend.inputs, as_prompts(data_1), as_prompts(data_2), params, truncate_prompt_tokens
-        )
-        return plan.scores(self._pooled(plan.prompts, plan.params, plan.task, use_tqdm, only=True))
+        first, second, inputs = as_prompts(data_1), as_prompts(data_2), self.llm_engine.frontend.inputs
+        plan = brought("scoring", "score with LLM.score")(inputs, first, second, params, truncate_prompt_tokens)
+        scores: list[Any] = plan.scores(self._pooled(plan.prompts, plan.params, None, use_tqdm))
+        return scores
 
     def _pooled(
         self, prompts: Any, params: Pooling, task: str | None, use_tqdm: Bar, only: bool = False
@@ -487,7 +428,7 @@ class LLM:
                     "leave the task out, or use encode",
                 )
             complete.append(msgspec.structs.replace(param, task=task) if param.task is None else param)
-        return self._run(self._process(several, complete), use_tqdm)
+        return self._serve(several, complete, use_tqdm)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
     def get_tokenizer(self) -> Tokenizer:
@@ -506,31 +447,27 @@ class LLM:
         """Stop, and free the model's memory. Idempotent."""
         self.llm_engine.shutdown()
 
-    def _process(
+    def _serve(
         self,
         prompts: Sequence[Any],
-        params: Sequence[SamplingParams | PoolingParams],
+        params: Sampling | Sequence[PoolingParams],
+        use_tqdm: Bar,
         priority: Sequence[int] | None = None,
         timeout: Timeouts = None,
-        *,
-        admitted: bool = False,
-        refused: list[RequestOutput] | None = None,
+        return_errors: bool = False,
         prompt_of: Callable[[Any], Any] = lambda prompt: prompt,
-    ) -> list[RequestState]:
-        """Everything is validated before anything is queued.
-
-        Args:
-            admitted: hooks have let in what these are parts of.
-            refused: gets an output, with the error, for each prompt that is refused; None: the error is raised.
-            prompt_of: makes the prompt of what stands in `prompts`.
-        """
-        inputs = self.llm_engine.frontend.inputs
+    ) -> list[RequestOutput]:
+        """See `generate`. Everything is validated before anything is queued. prompt_of: makes the prompt of what stands
+        in `prompts`."""
+        process = self.llm_engine.frontend.inputs.process
+        given: Any = self.get_default_sampling_params() if params is None else params
+        each: list[SamplingParams | PoolingParams] = _each("sampling params", given, len(prompts))
         priorities = _each("priorities", 0 if priority is None else priority, len(prompts))
         timeouts = _each("timeouts", timeout, len(prompts))
         first, self._counter = self._counter, self._counter + len(prompts)
-        several = zip(prompts, params, priorities, timeouts, strict=True)
-        process = inputs.complete if admitted else inputs.process
+        several = zip(prompts, each, priorities, timeouts, strict=True)
         processed: list[RequestState] = []
+        refused: list[RequestOutput] | None = [] if return_errors else None
         for index, (prompt, param, urgency, seconds) in enumerate(several):
             name = str(first + index)
             try:
@@ -539,19 +476,22 @@ class LLM:
                 if refused is None or isinstance(error, EngineDeadError):
                     raise
                 refused.append(_refused(name, prompt if isinstance(prompt, str) else None, param, error))
-        return processed
+        return self.run(processed, use_tqdm, refused)
 
-    def _params_for(self, params: Sampling, count: int) -> list[SamplingParams]:
-        return _each("sampling params", self.get_default_sampling_params() if params is None else params, count)
-
-    def _run(
-        self, processed: list[RequestState], use_tqdm: Bar, refused: list[RequestOutput] | None = None
+    def run(
+        self, processed: list[RequestState], use_tqdm: Bar = False, refused: list[RequestOutput] | None = None
     ) -> list[RequestOutput]:
-        """Serve them. With `refused` (see `_process`) these stand in their places, and no prompt's error is raised."""
+        """Serve requests that the input processor has made. Raises as `generate`.
+
+        refused: outputs of those that were refused; they stand in their places, and no request's error is raised.
+        """
         engine = self.llm_engine
         results: dict[str, RequestOutput | None] = {request.request_id: None for request in processed}
         remaining = len(results)
-        with DeferredInterrupt() as interrupt, progress(use_tqdm, remaining) as advance:
+        bar = brought("progress_bar") if use_tqdm and remaining else None
+        progress = contextlib.nullcontext(lambda output: None) if bar is None else bar(use_tqdm, remaining)
+        keep_interrupt = brought("deferred_interrupt") or contextlib.nullcontext
+        with keep_interrupt() as interrupt, progress as advance:
             try:
                 for request in processed:
                     try:
@@ -561,7 +501,8 @@ class LLM:
                             raise
                         refused.append(_refused(request.request_id, request.prompt, request.params, found))
                         remaining -= 1
-                    interrupt.check()
+                    if interrupt is not None:
+                        interrupt.check()
                 while remaining:
                     for output in engine.step():
                         if output.request_id in results:
@@ -570,7 +511,8 @@ class LLM:
                             advance(output)
                         else:  # of a request that was added to the engine by hand
                             engine.undelivered.append(output)
-                    interrupt.check()
+                    if interrupt is not None:
+                        interrupt.check()
             except BaseException:
                 with contextlib.suppress(EngineError):  # a dead core aborts nothing; its death is what is told
                     engine.abort_request(results)

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from engine.config.names import Key, resolve
-from engine.config.sources import gather
+from engine.config.sources import Key, gather, resolve
 from engine.plugin.points import POINTS
-from engine.types.errors import ConfigError
+from engine.types.errors import ConfigError, EngineError
 
 
 @pytest.fixture
@@ -100,6 +99,13 @@ def test_files_that_cannot_be_understood(config_file, text, says):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.yaml.*No such file"):
         gather({}, str(tmp_path / "gone.yaml"), {})
+
+
+def test_a_file_that_no_package_reads(config_file, monkeypatch):
+    path = config_file("seed: 1")
+    monkeypatch.setattr("engine.plugin.loading.entry_points", lambda group: ())
+    with pytest.raises(EngineError, match="no installed package brings 'config_file'; pip install --upgrade"):
+        gather({}, path, {})
 
 
 def test_an_empty_file_sets_nothing(config_file):

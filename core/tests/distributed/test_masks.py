@@ -15,6 +15,7 @@ from engine.llm import LLMEngine
 TEXTS = ["a rather long text to write", "a rather short one", "bcd", "0123456789" * 2]
 SETTINGS = {
     "dtype": "float64", "max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 40, "block_size": 4,
+    "grammar": "choice",
 }  # fmt: skip
 
 

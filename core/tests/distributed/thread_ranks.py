@@ -14,19 +14,20 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import CoreContext
-from engine.interfaces.executor import ExecutorCard, ExecutorNeed, RankAnswer, StepMerge, merge_ready, rank_starts
+from engine.interfaces.executor import ExecutorCard, ExecutorNeed, rank_starts
 from engine.plugin import Candidate, Registry
 from engine.plugin.loading import load_body
 from engine.types.parallel import GroupPlace, Place
 from engine.types.plan import Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
+from engine_kit.ranks import RankAnswer, StepMerge, call_worker, merge_ready
 
 SECONDS = 60
 """A rank that fails leaves the others waiting: they are daemons, and the test fails."""
@@ -117,6 +118,8 @@ class ThreadsCard(ExecutorCard):
 class ThreadExecutor:
     """A thread a rank, each with its queue of work."""
 
+    started: ClassVar[weakref.WeakSet[ThreadExecutor]] = weakref.WeakSet()
+
     def __init__(self, context: CoreContext) -> None:
         self._worker_class = context.worker
         self._last: MergedStep | None = None
@@ -126,6 +129,7 @@ class ThreadExecutor:
     def start(self, message: WorkerStart) -> WorkerReady:
         self._folder = tempfile.mkdtemp(prefix="thread-ranks-")
         weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self.started.add(self)
         starts = rank_starts(msgspec.structs.replace(message, rendezvous=self._folder))
         self._places = [start.place for start in starts]
         self.workers = [self.make(start) for start in starts]
@@ -165,7 +169,7 @@ class ThreadExecutor:
 
     def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         futures = [
-            thread.submit(getattr(worker, method), *args)
+            thread.submit(call_worker, worker, method, args)
             for place, (thread, worker) in enumerate(zip(self._threads, self.workers, strict=True))
             if rank in (None, place)
         ]
@@ -175,6 +179,7 @@ class ThreadExecutor:
         pass
 
     def shutdown(self) -> None:
+        self.started.discard(self)
         for thread in self._threads:
             thread.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -10,6 +10,7 @@ from engine.types.errors import EngineError
 from engine.types.model import ModelDescription
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats, TokenLogprobs
 from engine.types.request import EngineRequest, FinishReason
+from engine_kit.chat_messages import text_messages
 
 EOS = 0
 VOCAB = 1000
@@ -36,7 +37,7 @@ class CharTokenizer:
         return CharStream(skip_special_tokens)
 
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        text = "".join(f"{message['role']}:{message['content']};" for message in messages)
+        text = "".join(f"{message['role']}:{message['content']};" for message in text_messages(messages))
         return text + ("!" if options["add_generation_prompt"] else "")
 
 

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from engine.frontend.assemble import InProcessClient
 from engine.frontend.input_processor import InputProcessor
+from engine.frontend.output_processor import OutputProcessor
+from engine.frontend.request_state import OutputKind
 from engine.types.errors import InvalidRequestError, PromptTooLongError
 from engine.types.params import MAX_SEED, SamplingParams
+from engine.types.retention import KVRetention
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(doubles: ModuleType) 
         lambda text: inputs.process("a", text, SamplingParams()),
         lambda text: inputs.process("a", {"prompt": text, "add_special_tokens": False}, SamplingParams()),
         inputs.tokenize,
-        lambda text: inputs.pair(text[:9], text[9:]),
+        lambda text: inputs.check_characters(len(text)),
     ):
         with pytest.raises(PromptTooLongError, match="a prompt of 49 characters; .*16 tokens.* 3 characters"):
             ask("a" * 49)
@@ -170,34 +174,33 @@ def test_hook_hears_each_request(doubles: ModuleType) -> None:
         def request_received(request: Any) -> None:
             heard.append(request.request_id)
 
-    inputs = InputProcessor(doubles.CharTokenizer(), doubles.description(), 16, 0, Hooks())  # type: ignore[arg-type]
+    hooks, tokenizer = Hooks(), doubles.CharTokenizer()
+    inputs = InputProcessor(tokenizer, doubles.description(), 16, 0, hooks)  # type: ignore[arg-type]
     processed = inputs.process("a", "a", SamplingParams(n=2))
     assert heard == []
-    inputs.announce(processed)
-    assert heard == ["a#0", "a#1"]
-
-
-@pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt", "template"])
-def test_template_variables_replace_no_argument(inputs: InputProcessor, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"'{name}'"):
-        inputs.chat.render([{"role": "user", "content": "hi"}], variables={name: []})
+    core = doubles.ScriptedCore()
+    outputs = OutputProcessor(tokenizer, hooks)  # type: ignore[arg-type]
+    outputs.send(processed, OutputKind.FINAL, InProcessClient(core))
+    assert heard == ["a#0", "a#1"] and len(core.requests) == 2
 
 
 def test_chat(inputs: InputProcessor) -> None:
-    prompt = inputs.chat.render([{"role": "u", "content": "a"}])
+    prompt = inputs.render_chat([{"role": "u", "content": "a"}])
     processed = inputs.process("chat", prompt, SamplingParams())
     assert processed.prompt == "u:a;!"
     assert processed.prompt_token_ids == [ord(c) for c in "u:a;!"]  # no BOS: it is the template's
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert inputs.chat.render([{"role": "u", "content": parts}], add_generation_prompt=False)["prompt"] == "u:a\nb;"
-    with pytest.raises(InvalidRequestError, match="type 'image_url'"):
-        inputs.chat.render([{"role": "u", "content": [{"type": "image_url", "image_url": {}}]}])
-    for bad in ([], "hi", {"role": "u"}, None):
-        with pytest.raises(InvalidRequestError, match="no list of messages"):
-            inputs.chat.render(bad)  # type: ignore[arg-type]
-    for message in ("hi", {}, {"role": 3}):
-        with pytest.raises(InvalidRequestError, match="no role"):
-            inputs.chat.render([message])  # type: ignore[list-item]
+
+
+def test_a_conversations_own_template_and_variables_go_first(doubles: ModuleType) -> None:
+    class Tells(doubles.CharTokenizer):  # type: ignore[misc, name-defined]
+        def render_chat(self, messages: Any, **options: Any) -> str:
+            return f"{options['template']} {options['variables']}"
+
+    given: Any = {"chat_template": "T", "chat_variables": {"a": 1, "b": 2}}
+    inputs = InputProcessor(Tells(), doubles.description(), 16, **given)
+    said = [{"role": "u", "content": "a"}]
+    assert inputs.render_chat(said)["prompt"] == "T {'a': 1, 'b': 2}"
+    assert inputs.render_chat(said, template="U", variables={"b": 3})["prompt"] == "U {'a': 1, 'b': 3}"
 
 
 def test_hooks_decide_before_anything_is_tokenised(doubles: ModuleType) -> None:
@@ -228,3 +231,22 @@ def test_hooks_decide_before_anything_is_tokenised(doubles: ModuleType) -> None:
         with pytest.raises(InvalidRequestError):
             inputs.process("c", prompt, params)  # type: ignore[arg-type]
     assert asked == []  # what makes no sense is nobody's to admit
+
+
+def test_what_becomes_of_the_cache(inputs: InputProcessor) -> None:
+    """One wish or several; each of n samples has them."""
+    prompt = {"prompt": "hi", "kv_retention": {"ttl": 60, "priority": 3}}
+    for request in inputs.process("a", prompt, SamplingParams(n=2)).requests:
+        assert request.kv_retention == (KVRetention(ttl=60, priority=3),)
+    several = [{"tokens": 2, "pin": True}, KVRetention(ttl=1)]
+    (request,) = inputs.process("b", {"prompt": "hi", "kv_retention": several}, SamplingParams()).requests
+    assert request.kv_retention == (KVRetention(tokens=2, pin=True), KVRetention(ttl=1))
+    for wrong, found in (
+        ({"ttl": "5m"}, "ttl"),
+        ({"kep": 1}, "kep"),
+        (5, "object"),
+        ({"pin": True, "priority": 1}, "pin"),
+    ):
+        with pytest.raises(InvalidRequestError, match=found) as caught:
+            inputs.process("c", {"prompt": "hi", "kv_retention": wrong}, SamplingParams())
+        assert "kv_retention" in str(caught.value) and "ttl: seconds" in str(caught.value)

@@ -6,27 +6,34 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 
 from engine.config.settings import EngineConfig
+from engine.frontend.drafts import with_trees
 from engine.frontend.launch import attention_needs, by_kind, choose_dtype, launch
+from engine.interfaces.drafter import DrafterCard, DrafterOptions
+from engine.interfaces.model import ModelCard
 from engine.interfaces.platform import PlatformCard, PlatformFacts
 from engine.plugin import Candidate, Registry
+from engine.plugin.manifest import check_choices
 from engine.plugin.points import CHECKPOINT, MODEL
 from engine.process import wire
 from engine.types.errors import (
     ConfigError,
     DriverNotFoundError,
+    EngineError,
     PluginError,
     UnfitDriverError,
     UnsupportedModelError,
 )
-from engine.types.model import KVSpec, ModelDescription, StateTensor
+from engine.types.model import KVSpec, ModelDescription
 from engine.types.parallel import Parallel
 from engine.types.start import CoreStart
+from engine_reference.attention_torch import card as attention_card
 from engine_reference.models.llama_card import Llama
 
 CONFIG: dict[str, Any] = {
@@ -78,15 +85,15 @@ def test_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch, features: set[
     assert plan.model.eos_token_ids == (3,)
     (group,) = worker.layout.groups
     assert (group.sites, group.tokens_per_block, worker.layout.block_size) == ((0, 1), 32, 32)
-    assert plan.tokenizer_folder == str(folder)
+    assert plan.start.tokenizer_folder == str(folder)
     points = {selection.point for selection in plan.selections}
     assert points == {
         "platform", "ops", "attention", "executor", "evictor", "model", "checkpoint", "tokenizer", "scheduling_policy",
         "logits_processor", "grammar",
     }  # fmt: skip
     assert all(selection.verdicts for selection in plan.selections)  # the reasons are kept
-    assert tuple(selection.choice() for selection in plan.selections) == plan.manifest.choices == worker.choices
-    plan.manifest.check(plan.registry)
+    assert tuple(selection.choice() for selection in plan.selections) == worker.choices
+    check_choices(plan.registry, worker.choices)
     assert wire.decoder(CoreStart).decode(wire.encode(plan.start)) == plan.start  # it can travel
 
 
@@ -118,7 +125,7 @@ def test_defaults(folder: Path) -> None:
 
 def test_a_drafter_is_used_only_where_one_is_named(folder: Path) -> None:
     plan = launch(EngineConfig(model=str(folder), drafter="ngram", **{"drafter.num_tokens": 3}))
-    (drafter,) = (choice for choice in plan.manifest.choices if choice.point == "drafter")
+    (drafter,) = (choice for choice in plan.start.worker.choices if choice.point == "drafter")
     assert drafter.driver == "ngram" and drafter.options["num_tokens"] == 3
     assert wire.decoder(CoreStart).decode(wire.encode(plan.start)) == plan.start
     with pytest.raises(ConfigError, match=r"set drafter.num_tokens to 3.*no drafter is chosen.*--drafter DRIVER"):
@@ -127,17 +134,52 @@ def test_a_drafter_is_used_only_where_one_is_named(folder: Path) -> None:
         launch(EngineConfig(model=str(folder), drafter="ngrams"))
 
 
-def test_a_drafter_that_needs_what_is_not_served_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "needy.py").write_text(
-        "from engine.interfaces.drafter import DrafterCard\n"
-        "class Needy(DrafterCard):\n    needs = frozenset({'hidden_states'})\n    body = 'needy:Body'\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    registry = Registry.discover(extra=(Candidate("drafter", "needy", 0, "stranger", "1", "needy:Needy"),))
-    with pytest.raises(UnfitDriverError, match="needs 'hidden_states' from the session, which this engine does not"):
-        launch(EngineConfig(model=str(folder), drafter="needy"), registry)
+def test_a_drafter_that_needs_what_is_not_served_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams are those of a model whose body walks; a card that reads none is taken beside another too."""
+    module = ModuleType("needy")
+    monkeypatch.setitem(sys.modules, "needy", module)
+    config = EngineConfig(model=str(folder), drafter="needy")
+
+    def launched(need: str, streams: tuple[int, ...]) -> set[str]:
+        registry = Registry.discover(extra=(Candidate("drafter", "needy", 1, "stranger", "1", "needy:Needy"),))
+        reads = classmethod(lambda cls, target, options: streams)
+        needy = {"needs": frozenset({need}), "streams": reads, "body": "needy:Body"}
+        vars(module)["Needy"] = type("Needy", (DrafterCard,), needy)
+        return {choice.driver for choice in launch(config, registry).start.worker.choices}
+
+    with pytest.raises(UnfitDriverError, match="needs 'hidden_states', which is not offered here"):
+        launched("hidden_states", ())
+    assert "needy" in launched("streams", (0,))
+    monkeypatch.setattr(ModelCard, "walks", False)
+    assert "needy" in launched("streams", ())
+    with pytest.raises(UnfitDriverError, match=r"it reads streams between the layers of .*nobody can look on there"):
+        launched("streams", (0,))
+
+
+def test_trees_are_asked_of_attention(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any weight is read: of a driver that has none, and where a window is shorter than a path may be."""
+    module = ModuleType("branching")
+    monkeypatch.setitem(sys.modules, "branching", module)
+    branching = {"branches": classmethod(lambda cls, options: 4), "body": "branching:Body"}
+    vars(module)["Branching"] = type("Branching", (DrafterCard,), branching)
+    registry = Registry.discover(extra=(Candidate("drafter", "branching", 1, "stranger", "1", "branching:Branching"),))
+    config = EngineConfig(model=str(folder), drafter="branching", attention="torch", dtype="float64")
+    model = launch(config, registry).start.worker.model
+    assert "tree" in model.attention_features
+    assert with_trees(msgspec.structs.replace(model, kv_specs=()), DrafterOptions()), "heads alone attend to nothing"
+    monkeypatch.setattr(attention_card, "FEATURES", attention_card.FEATURES - {"tree"})
+    with pytest.raises(UnfitDriverError, match=r"attention \(full\).*feature 'tree' is not served"):
+        launch(config, registry)
+    windows = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 0,
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | windows))
+    with pytest.raises(ConfigError, match=r"trees of up to 4 drafts.*see 4 tokens.*num_tokens to 3 or less"):
+        launch(config, registry)
 
 
 def test_generation_config_has_the_last_word_on_the_end(folder: Path) -> None:
@@ -145,6 +187,12 @@ def test_generation_config_has_the_last_word_on_the_end(folder: Path) -> None:
     assert launch(EngineConfig(model=str(folder))).model.eos_token_ids == (5, 6)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
     assert launch(EngineConfig(model=str(folder))).model.eos_token_ids == (3,)
+
+
+def test_nothing_starts_where_no_package_reads_that_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.plugin.loading.entry_points", lambda group: ())
+    with pytest.raises(EngineError, match="no installed package brings 'generation_config'; pip install --upgrade"):
+        launch(EngineConfig(model=str(folder)))
 
 
 def test_max_model_len(folder: Path) -> None:
@@ -213,15 +261,8 @@ def test_attention_needs() -> None:
     assert by_kind(needs) == {"full": (needs[0], needs[3]), "sliding": (needs[1],)}
 
 
-@pytest.mark.parametrize("kind", ["state", "cross"])
-def test_a_kind_that_no_runner_computes_is_refused_at_start(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
-) -> None:
-    state = StateTensor(name="x", shape=(8,), dtype="float32")
-    spec = {
-        "state": KVSpec(kind="state", num_kv_heads=0, head_size=0, states=(state,)),
-        "cross": KVSpec(kind="cross", num_kv_heads=2, head_size=64),
-    }[kind]
+def test_a_kind_that_no_runner_computes_is_refused_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = KVSpec(kind="cross", num_kv_heads=2, head_size=64)
     plain = Llama.describe
 
     def mixed(config: dict[str, Any]) -> ModelDescription:
@@ -229,7 +270,7 @@ def test_a_kind_that_no_runner_computes_is_refused_at_start(
         return msgspec.structs.replace(model, kv_specs=(*model.kv_specs[:-1], spec))
 
     monkeypatch.setattr(Llama, "describe", mixed)
-    with pytest.raises(UnsupportedModelError, match=rf"layer 1 is of kind '{kind}'.*full, sliding, mla, encoder"):
+    with pytest.raises(UnsupportedModelError, match="layer 1 is of kind 'cross'.*full, sliding, mla, state, encoder"):
         launch(EngineConfig(model=folder, dtype="float32"))
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine.config.names import Key
-from engine.config.settings import EngineConfig, add_place
-from engine.config.sources import gather
+from engine.config.settings import EngineConfig
+from engine.config.sources import Key, gather, resolve
 from engine.frontend.launch import launch
 from engine.plugin import POINTS, Candidate, Registry
-from engine.process.importing import import_object
+from engine.plugin.loading import import_object
 from engine.types.errors import DriverImportError, EngineError, UnfitDriverError
+from engine_kit.setting_places import setting_places
 
 MODEL = "dummy:0.6B,vocab=32000"
 
@@ -80,8 +80,8 @@ def test_what_was_typed_or_written_in_python_needs_no_word(tmp_path: Path) -> No
 
 def test_a_hook_plugin_is_asked_for_by_its_options() -> None:
     error = DriverImportError("load plugin 'big-ears'", "no", point="hooks.core", driver="big-ears")
-    add_place(error, {Key("options", "hooks.big_ears", "x"): "environment ENGINE_HOOKS__BIG_EARS__X"})
-    assert error.asked == "load plugin 'big-ears' (environment ENGINE_HOOKS__BIG_EARS__X)"
+    origins = {Key("options", "hooks.big_ears", "x"): "environment ENGINE_HOOKS__BIG_EARS__X"}
+    assert setting_places(error, origins, resolve) == "environment ENGINE_HOOKS__BIG_EARS__X"
 
 
 # -- what to do ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from engine.frontend import process_client
 from engine.frontend.process_client import LoopListener
-from engine.process.link import Inbox, Outbox
+from engine.process.wire import Inbox, Outbox
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Failed, FromCore, Reply
 
@@ -125,6 +126,18 @@ async def test_a_core_that_fails_is_heard_up_to_then(core: Core) -> None:
         assert (await core.death_told()).asked == "failed"
         await asyncio.sleep(0.05)
     assert core.ids == [[1]], "nothing is heard of it afterwards"
+
+
+async def test_its_failure_is_told_though_nobody_could_take_in_what_came_before(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_client, "BEHIND_SECONDS", -1.0)  # both are taken at once
+    monkeypatch.setattr(core, "hear", lambda messages: 1 // 0)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    async with listening(core):
+        core.tell(Reply(1), Failed(("engine_dead", "asked", "found", "")))
+        time.sleep(0.2)
+        assert (await core.death_told()).asked == "failed"
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])

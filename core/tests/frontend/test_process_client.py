@@ -30,7 +30,7 @@ def start(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Process
     (folder / "played_core.py").write_text(script)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr(process_client, "MODULE", "played_core")
-    return start_process(launch(EngineArgs(model="tiny")).start)
+    return start_process(launch(EngineArgs(model="tiny", num_kv_pages=100)).start)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), FileNotFoundError(2, "No such folder")])
@@ -38,7 +38,7 @@ def test_no_room_for_sockets(monkeypatch: pytest.MonkeyPatch, error: OSError) ->
     def fail(*args: object, **kwargs: object) -> str:
         raise error
 
-    plan = launch(EngineArgs(model="tiny")).start
+    plan = launch(EngineArgs(model="tiny", num_kv_pages=100)).start
     monkeypatch.setattr("tempfile.mkdtemp", fail)
     with pytest.raises(EngineDeadError, match=r"(No space|No such).*TMPDIR"):
         start_process(plan)
@@ -48,7 +48,7 @@ def test_no_process_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def fail(*args: object, **kwargs: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    plan = launch(EngineArgs(model="tiny")).start
+    plan = launch(EngineArgs(model="tiny", num_kv_pages=100)).start
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("subprocess.Popen", fail)
     with pytest.raises(EngineDeadError, match="temporarily unavailable"):

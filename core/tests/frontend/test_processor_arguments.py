@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from engine.frontend.input_processor import InputProcessor
-from engine.frontend.request_checks import bad_word_ids
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
+from engine_kit.bad_words import bad_word_ids
 from engine_reference.logits_processors.card import AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor
 
 

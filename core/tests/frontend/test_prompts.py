@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.frontend.prompts import ParsedPrompt, as_prompts, parse_prompt
+from engine.frontend.input_processor import ParsedPrompt, as_prompts, parse_prompt
 from engine.types.errors import InvalidRequestError
 
 

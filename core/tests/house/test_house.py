@@ -81,7 +81,7 @@ def test_what_blames_a_driver_says_of_which_point():
     found = []
     for path in (ROOT / "core" / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "ContractError":
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ContractError":
                 found.append((f"{path.name}:{node.lineno}", ast.unparse(node)))
     assert len(found) > 10
     assert [where for where, call in found if "point=" not in call and "blame" not in call] == []
@@ -109,9 +109,11 @@ def test_nothing_that_is_read_can_run():
                 found = {(node.module or "").split(".")[0]} & modules
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 found = {node.func.id} & names
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "load" in node.func.attr:
                 called = ast.unparse(node.func)
                 found = {called} & {"torch.load", "np.load", "numpy.load", "yaml.load", "yaml.unsafe_load"}
+                if "weights_only=True" in ast.unparse(node):  # builds tensors and nothing else
+                    found -= {"torch.load"}
             offenders += [f"{name}:{node.lineno}: {what}" for what in found]
     assert offenders == []
 

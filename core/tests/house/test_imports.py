@@ -16,14 +16,14 @@ from engine import embedding
 from engine.plugin import Registry
 from engine.plugin.points import POINTS
 
-OURS = ("engine", "engine_bench", "engine_chat", "engine_server")
+OURS = ("engine", "engine_bench", "engine_chat", "engine_inspect", "engine_server")
 
 TORCH_FREE = (
     *(
         f"engine.{room}"
         for room in ("types", "process", "plugin", "config", "interfaces", "kv", "scheduling", "loop", "frontend")
     ),
-    *("engine.cli", "engine_bench", "engine_chat", "engine_server"),
+    *("engine.cli", "engine_bench", "engine_chat", "engine_inspect", "engine_server"),
 )
 """Packages in which nothing imports torch, directly or through others, whatever module is taken."""
 
@@ -40,21 +40,32 @@ LIGHT = ("engine_cpu", "engine_parallel", "engine_parsers", "engine_reference", 
 """Our packages whose cards are looked at."""
 
 
-def import_all(modules: list[str], *, one_process_each: bool = False) -> dict[str, list[str]]:
-    """Import each module in turn in fresh processes; for each, the third-party top-level modules loaded by then."""
-    code = (
-        "import importlib, json, sys\n"
-        "for name in sys.argv[1:]:\n"
-        "    importlib.import_module(name)\n"
-        "    top = {m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names)\n"
-        "    print(json.dumps([name, sorted(top)]))\n"
-    )
-    loaded: dict[str, list[str]] = {}
-    for batch in [[name] for name in modules] if one_process_each else [modules]:
-        result = subprocess.run([sys.executable, "-c", code, *batch], capture_output=True, text=True, timeout=120)
-        assert result.returncode == 0, result.stderr
-        loaded.update(json.loads(line) for line in result.stdout.splitlines())
-    return loaded
+IMPORT = """
+import importlib, json, os, sys, traceback
+failed = 0
+for batch in json.loads(sys.argv[1]):
+    if (child := os.fork()) == 0:
+        try:
+            for name in batch:
+                importlib.import_module(name)
+                top = {m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names)
+                print(json.dumps([name, sorted(top)]), flush=True)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    failed |= os.waitpid(child, 0)[1]
+sys.exit(bool(failed))
+"""
+
+
+def import_all(*batches: list[str]) -> dict[str, list[str]]:
+    """Import the modules of each batch in turn, each batch in a fork of a process that has imported nothing; for each
+    module, the third-party top-level modules loaded by then."""
+    command = [sys.executable, "-c", IMPORT, json.dumps(batches)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(line) for line in result.stdout.splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +78,17 @@ def modules_of(graph: grimp.ImportGraph, package: str) -> list[str]:
     return sorted(name for name in found if not name.endswith("__main__"))
 
 
-@pytest.mark.parametrize("package", TORCH_FREE)
-def test_every_module_of_a_torch_free_package_leaves_torch_alone(graph, package):
-    modules = modules_of(graph, package)
-    assert len(modules) > 1
-    for module, loaded in import_all(modules).items():
+def test_every_module_of_a_torch_free_package_leaves_torch_alone(graph):
+    packages = [modules_of(graph, package) for package in TORCH_FREE]
+    assert all(len(modules) > 1 for modules in packages)
+    # One after the other in one process: whoever is the first to have it loaded is named.
+    for module, loaded in import_all([module for modules in packages for module in modules]).items():
         assert "torch" not in loaded, f"{module} has torch imported"
         assert "transformers" not in loaded, f"{module} has transformers imported"
 
 
 def test_the_package_itself_and_llm_leave_torch_alone():
-    loaded = import_all([*TORCH_FREE_MODULES], one_process_each=True)
+    loaded = import_all(*([module] for module in TORCH_FREE_MODULES))
     for module in TORCH_FREE_MODULES:
         assert "torch" not in loaded[module], module
     assert third_party(loaded["engine"]) == set()
@@ -109,12 +120,13 @@ def builtin_cards() -> list[str]:
     return sorted({module for module in found if module.startswith(LIGHT)})
 
 
-@pytest.mark.parametrize("module", builtin_cards())
-def test_cards_are_light(module):
+def test_cards_are_light():
     """DESIGN section 5: under 20 ms beyond pydantic, msgspec and numpy; held by what they import, not by a clock."""
-    loaded = third_party(import_all([module])[module])
-    extra = loaded - LIGHT_CARD - {*LIGHT, "engine_kit"}
-    assert not extra, f"the card {module} imports {sorted(extra)}"
+    modules = builtin_cards()
+    assert len(modules) > 15
+    for module, loaded in import_all(modules).items():  # the first that brings something is named
+        extra = third_party(loaded) - LIGHT_CARD - {*LIGHT, "engine_kit"}
+        assert not extra, f"the card {module} imports {sorted(extra)}"
 
 
 def test_no_import_cycle(graph):

@@ -136,16 +136,6 @@ def test_blocks_are_as_long_as_keys_and_values_are_as_large_as_a_state() -> None
         layout_of(STATE, size=3)
 
 
-def test_the_encoders_tokens_have_tables_behind_the_others() -> None:
-    cross = KVSpec(kind="cross", num_kv_heads=1, head_size=8)
-    layout = layout_of(cross, FULL, cross, FULL, SLIDING)
-    assert tables_of(layout)[-1] == ("cross", (0, 2))
-    assert [table.kind for table in layout.growing] == [table.kind for table in layout.tables[:-1]]
-    check(layout)
-    with pytest.raises(ConfigError, match="cross-attention alone"):
-        layout_of(cross)
-
-
 def test_an_encoders_layers_have_groups_without_a_table() -> None:
     encoder = KVSpec(kind="encoder", num_kv_heads=4, head_size=8, num_q_heads=4)
     layout = layout_of(encoder, encoder, size=2)

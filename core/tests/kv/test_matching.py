@@ -49,7 +49,7 @@ def by_definition(kv: KVManager, present: list[list[bool]], max_tokens: int) -> 
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_the_longest_agreed_length_is_found(data: st.DataObject) -> None:
     layout = data.draw(
         st.sampled_from(

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.assemble import Frontend
-from engine.frontend.client import InProcessClient
+from engine.frontend.assemble import Frontend, InProcessClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.output_processor import OutputProcessor
 from engine.llm import LLM, LLMEngine

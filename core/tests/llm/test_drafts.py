@@ -33,7 +33,7 @@ def outcomes(llm: LLM) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("in_flight", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_outputs_are_those_without_a_drafter(folder: Path, in_flight: int) -> None:
     with LLM(model=folder, **SIZES) as plain:
         expected = outcomes(plain)
@@ -60,7 +60,7 @@ def steps(folder: Path, **settings: object) -> tuple[int, list[int], tuple[int, 
 def test_a_repetitive_text_takes_fewer_steps_than_tokens(folder: Path) -> None:
     plain, expected, none = steps(folder)
     assert plain == len(expected) == 100 and none == (0, 0)
-    few, tokens, (drafted, accepted) = steps(folder, drafter="ngram")
+    few, tokens, (drafted, accepted) = steps(folder, drafter="ngram", **{"drafter.cost": 0.05})
     assert tokens == expected
     assert few + accepted == 100 and 0 < accepted <= drafted
     assert few < 60

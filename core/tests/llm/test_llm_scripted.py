@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.offline import DeferredInterrupt
+from engine import EngineArgs
 from engine.frontend.request_state import OutputKind
-from engine.llm import LLM
+from engine.llm import LLM, LLMEngine
 from engine.types.errors import (
     EngineDeadError,
     EngineError,
@@ -23,6 +23,8 @@ from engine.types.errors import (
     PromptTooLongError,
 )
 from engine.types.params import SamplingParams
+from engine_kit.beam_search import BeamSearchParams
+from engine_kit.deferred_interrupt import DeferredInterrupt
 
 Make = Callable[[Any], LLM]
 LONG = SamplingParams(max_tokens=None)
@@ -235,7 +237,7 @@ def test_the_classic_loop(doubles: ModuleType, make_llm: Make) -> None:
     assert seen == {"1": ["a", "ab"], "2": ["x", "y", "z"]}
     assert core.aborted == ["1"]
     engine.abort_request(["1", "absent"])
-    assert engine.get_num_unfinished_requests() == 0
+    assert engine.num_unfinished == 0
     assert engine.stats().num_running == 0
 
 
@@ -285,3 +287,26 @@ def test_shutdown(doubles: ModuleType, make_llm: Make) -> None:
         llm.generate("a", use_tqdm=False)
     with pytest.raises(EngineDeadError, match="shut down"):
         llm.llm_engine.step()
+
+
+def test_parts_that_no_package_brings(
+    doubles: ModuleType, make_llm: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = make_llm(doubles.ScriptedCore())
+    monkeypatch.setattr("engine.plugin.loading.entry_points", lambda group: ())
+    with pytest.raises(EngineError, match="no installed package brings 'beam_search'; pip install --upgrade"):
+        llm.beam_search("a", BeamSearchParams(beam_width=1, max_tokens=1))
+    assert texts(llm.generate("a", LONG)) and not capsys.readouterr().err, "without a bar"
+
+
+def test_an_engine_that_cannot_begin_ends_its_core(
+    doubles: ModuleType, make_llm: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = doubles.ScriptedCore()
+    made = make_llm(core).llm_engine
+    for name, found in (("launch", None), ("assemble_frontend", made.frontend), ("start_client", made.client)):
+        monkeypatch.setattr(f"engine.llm.{name}", lambda *args, found=found: found)
+    monkeypatch.setattr("engine.plugin.loading.entry_points", lambda group: ())
+    with pytest.raises(EngineError, match="no installed package brings 'lifecycle'"):
+        LLMEngine.from_engine_args(EngineArgs())
+    assert core.closed == 1

@@ -80,10 +80,10 @@ PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
 def test_it_is_defined_called_and_resolved(install) -> None:  # type: ignore[no-untyped-def]
-    with LLM("tiny", dtype="float64") as llm:
+    with LLM("tiny", dtype="float64", num_kv_pages=100) as llm:
         plain = llm.generate({"prompt_token_ids": [5, 6, 7]}, PARAMS, use_tqdm=False)[0].outputs[0].token_ids
     install(MODEL.format(__name__, "Toy"), OPS.format(__name__))
-    with LLM("tiny", dtype="float64") as llm:
+    with LLM("tiny", dtype="float64", num_kv_pages=100) as llm:
         (output,) = llm.generate({"prompt_token_ids": [5, 6, 7]}, PARAMS, use_tqdm=False)
     assert output.outputs[0].token_ids[0] == launch(EngineArgs(model="tiny")).model.vocab_size - 1 - plain[0]
 

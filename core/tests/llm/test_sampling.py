@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LLM, BeamSearchParams, SamplingParams
+from engine import LLM, SamplingParams
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.types.errors import ConfigError, DriverNotFoundError, InvalidRequestError
 from engine.types.plan import NewSlot
+from engine_kit.beam_search import BeamSearchParams
 
 PROMPTS = ["Hello, my name is", "Grüße 你好", "x", "The quick brown fox jumps over the lazy dog. " * 2]
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}

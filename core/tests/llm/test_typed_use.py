@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, assert_type
 
-from engine.frontend.prompts import Prompt, TokensPrompt
+from engine.frontend.input_processor import Prompt, TokensPrompt
 from engine.llm import LLM
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams

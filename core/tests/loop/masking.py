@@ -12,10 +12,14 @@ import msgspec
 import numpy as np
 from schedules import Schedule
 
-from engine.scheduling.jump_forward import JumpForward
+from engine.interfaces.grammar import GrammarCard
+from engine.plugin.candidate import Candidate
+from engine.scheduling.matchers import GrammarDriver
+from engine.scheduling.structured import Constraints
 from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.jump_forward import JumpForward
 
 BROKEN = "broken"
 """A constraint that cannot be compiled."""
@@ -94,6 +98,17 @@ class ScriptedGrammar:
 
     def close(self) -> None:
         pass
+
+
+def driver_of(grammar: Any, rollback: bool = True) -> GrammarDriver:
+    """At work, with a card that says so."""
+    card = type("Card", (GrammarCard,), {"constraints": frozenset({"regex"}), "rollback": rollback})
+    return GrammarDriver(Candidate("grammar", "scripted", 0, "tests", "1.0", "tests:Driver"), card, grammar)
+
+
+def constraints_of(grammar: Any, vocab: int, rollback: bool = True) -> Constraints:
+    """With this driver alone."""
+    return Constraints({"regex": [driver_of(grammar, rollback)]}, vocab)
 
 
 def jump_forward(num_slots: int, vocab: int) -> JumpForward:

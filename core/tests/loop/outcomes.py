@@ -17,7 +17,6 @@ def check_outcome(core: EngineCore, request: Planned, outcome: Outcome) -> None:
         request.params,
         list(request.eos),
         core.scheduler.max_model_len,
-        request.encoder,
     )
     if outcome.finish_reason == "abort":
         assert request.aborted is not None
@@ -28,7 +27,7 @@ def check_outcome(core: EngineCore, request: Planned, outcome: Outcome) -> None:
     elif outcome.finish_reason == "error":
         assert outcome.error is not None and outcome.error[0] == "kv_cache_too_small"
         assert outcome.tokens == tokens[: len(outcome.tokens)]
-        assert not kv.fits_at_all(len(request.prompt) + len(tokens) - 1, request.encoder), "it would have fitted"
+        assert not kv.fits_at_all(len(request.prompt) + len(tokens) - 1), "it would have fitted"
     else:
         assert (outcome.tokens, outcome.finish_reason) == (tokens, "stop" if reason == "complete" else reason)
         assert outcome.completed == (reason == "complete")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,14 +21,16 @@ import numpy as np
 import torch
 from drafting import Propose
 from masking import ScriptedGrammar
+from toy_store import ToyOptions, ToyWorker
 
 from engine.interfaces.context import WorkerContext
 from engine.process import wire
-from engine.types.kv import KVGroup, KVLayout
+from engine.types.kv import KVLayout
 from engine.types.params import SamplingParams
-from engine.types.plan import LogprobRows, Masks, PageCopies, StepPlan, StepResult
-from engine.types.request import EncoderInput
+from engine.types.plan import LogprobRows, Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
+from engine_kit.kv_canary import CANARY
+from engine_kit.ranks import call_worker
 from engine_reference.connector_host.scheduler_half import Copies
 from engine_reference.connector_host.worker_half import HostWorker
 
@@ -41,13 +44,19 @@ def make_grammar(delay: Callable[[str], Any] = lambda seed: None) -> ScriptedGra
     return ScriptedGrammar(VOCAB, 11, delay)
 
 
+_FACTORS = (0x9E3779B97F4A7C15, 0xD1342543DE82EF95, 1, 30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)
+_U64_FACTORS = tuple(map(np.uint64, _FACTORS))
+_MASK = 2**64 - 1
+
+
 def mix(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:
     """Two uint64 into one (SplitMix64's finaliser)."""
-    b = np.asarray(b).astype(np.uint64)
-    x = a * np.uint64(0x9E3779B97F4A7C15) + b * np.uint64(0xD1342543DE82EF95) + np.uint64(1)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    fa, fb, one, s1, f1, s2, f2, s3 = _U64_FACTORS
+    b = b.astype(np.uint64) * fb if isinstance(b, np.ndarray) else np.uint64(int(b) * _FACTORS[1] & _MASK)
+    x = a * fa + b + one
+    x = (x ^ (x >> s1)) * f1
+    x = (x ^ (x >> s2)) * f2
+    return x ^ (x >> s3)
 
 
 def draw(
@@ -71,7 +80,6 @@ def alone(
     params: SamplingParams,
     eos: list[int],
     max_model_len: int,
-    encoder: EncoderInput | None = None,
 ) -> tuple[list[int], str]:
     """The tokens that a request gets by itself, and why it ends."""
     tokens = list(prompt)
@@ -82,11 +90,9 @@ def alone(
     while True:
         positions = np.arange(len(tokens))
         x = mix(np.array(tokens, np.uint64), positions)
-        for g, group in in_model_order(layout):
+        for g, group in enumerate(layout.groups):
             cells = mix(mix(x, positions), g)
-            if group.kind == "cross":
-                x = x if encoder is None else mix(x, encoder_cells(encoder, g).sum(dtype=np.uint64))
-            elif group.kind == "state":
+            if group.kind == "state":
                 x = mix(x, fold(np.uint64(0), cells))
             else:
                 x = mix(x, _visible_sums(cells, positions, 0, group.sliding_window))
@@ -106,29 +112,22 @@ def alone(
             return tokens[len(prompt) :], "length"
 
 
-def in_model_order(layout: KVLayout) -> list[tuple[int, KVGroup]]:
-    """The groups with their indices; "cross" comes first, so that all other cells depend on the encoder's tokens."""
-    return sorted(enumerate(layout.groups), key=lambda entry: entry[1].kind != "cross")
-
-
-def encoder_cells(encoder: EncoderInput, g: int) -> np.ndarray:
-    """What group g keeps of each of the encoder's tokens."""
-    hashed = np.uint64(int.from_bytes(encoder.hash, "little") % 2**64)
-    return mix(mix(np.full(encoder.num_tokens, hashed), np.arange(encoder.num_tokens)), 100 + g)
-
-
-def table_widths(layout: KVLayout, max_model_len: int, max_encoder_len: int) -> list[int]:
-    """Blocks of the longest sequence, or encoder input."""
-    tokens = [max_encoder_len if table.kind == "cross" else max_model_len for table in layout.tables]
-    return [-(-n // table.tokens_per_block) for n, table in zip(tokens, layout.tables, strict=True)]
+def table_widths(layout: KVLayout, max_model_len: int) -> list[int]:
+    """Blocks of the longest sequence."""
+    return [-(-max_model_len // table.tokens_per_block) for table in layout.tables]
 
 
 def fold(state: np.uint64, cells: np.ndarray) -> np.ndarray:
-    """The state after each of these cells."""
-    states = np.empty_like(cells)
-    for i in range(cells.size):
-        state = states[i] = mix(np.array([state]), cells[i : i + 1])[0]
-    return states
+    """The state after each of these cells: `mix`, in Python's integers, which are the faster ones one by one."""
+    fa, fb, one, s1, f1, s2, f2, s3 = _FACTORS
+    x, states = int(state), []
+    for cell in cells.tolist():
+        x = (x * fa + cell * fb + one) & _MASK
+        x = ((x ^ (x >> s1)) * f1) & _MASK
+        x = ((x ^ (x >> s2)) * f2) & _MASK
+        x ^= x >> s3
+        states.append(x)
+    return np.array(states, np.uint64)
 
 
 def _visible_sums(cells: np.ndarray, positions: np.ndarray, first: int, window: int | None) -> np.ndarray:
@@ -159,9 +158,16 @@ class PagedWorker:
         message: sizes.
         propose: a drafter; drafts are accepted as far as they equal what is drawn.
         failing_loads: the share of loaded pages that are reported as failed, and hold nothing.
+        toy: how the toy store behaves.
     """
 
-    def __init__(self, message: WorkerStart, propose: Propose | None = None, failing_loads: float = 0.0) -> None:
+    def __init__(
+        self,
+        message: WorkerStart,
+        propose: Propose | None = None,
+        failing_loads: float = 0.0,
+        toy: ToyOptions | None = None,
+    ) -> None:
         self.propose, self.failing_loads = propose, failing_loads
         self.rng = np.random.default_rng(1)
         self.num_failed = 0
@@ -171,15 +177,22 @@ class PagedWorker:
         self.num_pages = message.num_kv_pages or 0
         slots, length = message.max_num_seqs, message.max_model_len
         self.tokens = np.full((slots, length + 1), -1, np.int64)
-        widths = table_widths(self.layout, length, message.model.max_encoder_len)
+        widths = table_widths(self.layout, length)
         self.block_tables = [np.full((slots, width), -1, np.int64) for width in widths]
         most = max(table.tokens_per_block for table in self.layout.tables)
         tables = [group.table for group in self.layout.groups]
         self.first = [tables[:g].count(table) * most for g, table in enumerate(tables)]  # cell of each group in a page
         in_page = max(tables.count(table) for table in tables) * most
+        in_page += self.layout.mark_bytes // 8
         self.cells = np.random.default_rng(0).integers(0, 2**63, (self.num_pages, in_page)).astype(np.uint64)
-        self.connector = HostWorker(WorkerContext(start=message))
-        self.connector.register(torch.from_numpy(self.cells.view(np.uint8)))
+        context = WorkerContext(start=message)
+        self.connectors = {
+            "host": HostWorker(context),
+            "toy": ToyWorker(replace(context, options=toy)),
+            "canary": CANARY.worker(context),
+        }
+        for connector in self.connectors.values():
+            connector.register(torch.from_numpy(self.cells.view(np.uint8)))
         self.new_slot = [None] * slots
         self.max_num_batched_tokens = message.max_num_batched_tokens
         self.num_steps = self.num_copies = self.num_given = 0
@@ -197,10 +210,20 @@ class PagedWorker:
         assert self._open is None, "a step is launched before the one before it was sampled"
         self._check_form(plan)
         self._take_in(plan)
-        failed: np.ndarray | None = None
-        if plan.sections is not None:
-            self.connector.save(plan.sections["host"])
-            failed = self._load(plan.step_id, plan.sections["host"])
+        for name, section in (plan.sections or {}).items():
+            self.connectors[name].begin(plan.step_id, section or None)
+        news = {}
+        for name, section in (plan.sections or {}).items():
+            self.connectors[name].load(plan.step_id)
+            if name == "canary":
+                continue  # which checks when all is done
+            told = self._spoil(section) if name == "host" else self.connectors[name].news()
+            if told:
+                news[name] = [told]
+        self._copy_pages(plan)
+        if not plan.num_rows:
+            self._end(plan, news)
+            return Done(StepResult(step_id=plan.step_id, tokens=np.empty(0, np.int32), news=news or None))
         if plan.num_drafts is not None:
             plan = self._draft(plan)
         rows = np.repeat(np.arange(plan.num_rows), plan.num_tokens)
@@ -210,11 +233,8 @@ class PagedWorker:
         ids = self.tokens[slots, positions]
         assert (ids >= 0).all(), "a token is computed that nobody has placed"
         x = mix(ids.astype(np.uint64), positions)
-        for g, group in in_model_order(self.layout):
+        for g, group in enumerate(self.layout.groups):
             size = group.tokens_per_block
-            if group.kind == "cross":
-                x = self._read_encoder(plan, g, x, ends)
-                continue
             pages, first = self.block_tables[group.table][slots, positions // size], self.first[g]
             assert (pages > 0).all(), "a token has no page"
             places = pages * size + positions % size
@@ -225,12 +245,19 @@ class PagedWorker:
                 continue
             self.cells[pages, first + positions % size] = cells
             x = mix(x, self._read(plan, g, positions, ends))
+        self._end(plan, news)
         if not plan.masks_follow:
-            return Done(self._result(plan, x, ends, failed, {}))
+            return Done(self._result(plan, x, ends, news, {}))
         future = Done(None)
-        self._open = plan.step_id, future, partial(self._result, plan, x, ends, failed)
+        self._open = plan.step_id, future, partial(self._result, plan, x, ends, news)
         self._drafted = plan
         return future
+
+    def _end(self, plan: StepPlan, news: dict[str, list[bytes]]) -> None:
+        for name in plan.sections or ():
+            self.connectors[name].end(plan.step_id)
+            if name == "canary" and (told := self.connectors[name].news()):
+                news[name] = [told]
 
     def drafts(self, step_id: int) -> list[list[int]]:
         plan = self._drafted
@@ -239,10 +266,10 @@ class PagedWorker:
         return [self.tokens[slot, n + 1 : n + 1 + k].tolist() for slot, n, k in rows]
 
     def _result(
-        self, plan: StepPlan, x: np.ndarray, ends: np.ndarray, failed: np.ndarray | None, masks: RowMasks
+        self, plan: StepPlan, x: np.ndarray, ends: np.ndarray, news: dict[str, list[bytes]], masks: RowMasks
     ) -> StepResult:
         result = self._sample(plan, x, ends, masks)
-        return result if failed is None else msgspec.structs.replace(result, failed_pages=failed)
+        return msgspec.structs.replace(result, news=news) if news else result
 
     def sample(self, step_id: int, masks: Masks) -> None:
         assert self._open is not None
@@ -257,14 +284,13 @@ class PagedWorker:
         self._open = None
         future.step_result = rest(of_row)
 
-    def _load(self, step_id: int, metadata: bytes) -> np.ndarray:
-        """Load, and spoil some of the pages again: they failed."""
-        self.connector.start_load(step_id, metadata)
-        loaded = wire.decoder(Copies).decode(metadata).in_page
+    def _spoil(self, section: bytes) -> bytes:
+        """Spoil some of the pages that were loaded: they failed."""
+        loaded = wire.decoder(Copies).decode(section).in_page
         failed = loaded[self.rng.random(loaded.size) < self.failing_loads]
         self.num_failed += failed.size
         self.cells[failed] = self.rng.integers(0, 2**63, (failed.size, self.cells.shape[1])).astype(np.uint64)
-        return failed
+        return failed.tobytes()
 
     def _draft(self, plan: StepPlan) -> StepPlan:
         """Put drafts behind the rows' tokens; the plan, cut to what was found."""
@@ -283,9 +309,7 @@ class PagedWorker:
             prompt = new.token_ids[: new.num_prompt_tokens].tolist()
             if new.request_id not in self._truths:
                 stops = new.stop_token_ids.tolist()
-                self._truths[new.request_id], _ = alone(
-                    self.layout, prompt, new.params, stops, self.max_model_len, new.encoder
-                )
+                self._truths[new.request_id], _ = alone(self.layout, prompt, new.params, stops, self.max_model_len)
             drafts = self.propose(self._truths[new.request_id], self.tokens[slot, len(prompt) : at].tolist(), k)
             assert (self.tokens[slot, at : at + k] == -1).all(), "drafts are put over tokens"
             found[row] = len(drafts)
@@ -342,33 +366,10 @@ class PagedWorker:
             sums[mine] = _visible_sums(self.cells[pages, self.first[g] + seen % size], positions[mine], first, window)
         return sums
 
-    def _read_encoder(self, plan: StepPlan, g: int, x: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Fill the blocks that this step has to fill, then let each row's tokens see all of its encoder's."""
-        group, first, x = self.layout.groups[g], self.first[g], x.copy()
-        size, block_table = group.tokens_per_block, self.block_tables[group.table]
-        for new in plan.new_slots:
-            if new.fills_encoder:
-                token = np.arange(new.encoder.num_tokens)
-                pages = block_table[new.slot, token // size]
-                assert (pages > 0).all() and new.slot in plan.slot_of_row
-                self.cells[pages, first + token % size] = encoder_cells(new.encoder, g)
-        for row, slot in enumerate(plan.slot_of_row.tolist()):
-            encoder, table = self.new_slot[slot].encoder, block_table[slot]
-            blocks = 0 if encoder is None else -(-encoder.num_tokens // size)
-            assert (table[:blocks] > 0).all() and (table[blocks:] == -1).all(), "not the blocks of the encoder's tokens"
-            if encoder is not None:
-                token = np.arange(encoder.num_tokens)
-                seen = self.cells[table[token // size], first + token % size]
-                mine = slice(int(ends[row] - plan.num_tokens[row]), int(ends[row]))
-                if not self.failing_loads:
-                    assert (seen == encoder_cells(encoder, g)).all(), "the encoder's blocks hold something else"
-                x[mine] = mix(x[mine], seen.sum(dtype=np.uint64))
-        return x
-
     def _check_form(self, plan: StepPlan) -> None:
         self.num_steps += 1
         assert plan.step_id == self.num_steps
-        assert plan.num_rows > 0 and (plan.num_tokens > 0).all()
+        assert (plan.num_rows > 0 or plan.sections) and (plan.num_tokens > 0).all()
         assert plan.total_tokens <= self.max_num_batched_tokens
         assert np.unique(plan.slot_of_row).size == plan.num_rows, "a slot has two rows"
         d = plan.num_decodes
@@ -384,8 +385,6 @@ class PagedWorker:
         assert len(plan.new_blocks) == len(self.layout.tables)
 
     def _take_in(self, plan: StepPlan) -> None:
-        if plan.copies is not None:
-            self._copy(plan.copies, plan)
         if plan.left_slots is not None:
             for slot, count in zip(plan.left_slots.slot.tolist(), plan.left_slots.num_tokens.tolist(), strict=True):
                 assert self.new_slot[slot] is not None, "a slot is left twice, or was never entered"
@@ -406,11 +405,14 @@ class PagedWorker:
                 computed = np.zeros(table.shape[0], np.int64)
                 computed[plan.slot_of_row] = plan.num_computed
                 size = of_layout.tokens_per_block
-                second &= (new.index * size < computed[new.slot]) | (of_layout.kind == "cross")
+                second &= new.index * size < computed[new.slot]
             assert not second.any(), "a block gets a second page"
             table[new.slot, new.index] = new.page
 
-    def _copy(self, copies: PageCopies, plan: StepPlan) -> None:
+    def _copy_pages(self, plan: StepPlan) -> None:
+        copies = plan.copies
+        if copies is None:
+            return
         source, destination = copies.source, copies.destination
         assert source.dtype == destination.dtype == copies.table.dtype == np.int32
         assert copies.table.size == source.size == destination.size > 0
@@ -499,7 +501,6 @@ class HoldingExecutor:
         max_num_seqs: int,
         max_model_len: int,
         hold: int = 1,
-        max_encoder_len: int = 0,
     ) -> None:
         self.worker, self.layout, self.hold = worker, layout, hold
         self.num_placeholders = 0
@@ -509,8 +510,7 @@ class HoldingExecutor:
         self._host_known = np.zeros(max_num_seqs, np.int64)
         self._ids = [""] * max_num_seqs
         self._copied: list[set[tuple[int, int]]] = [set() for _ in self._ids]  # (step, page) copied from each slot's
-        most = max(max_model_len, max_encoder_len)
-        self._tables = [np.full((max_num_seqs, width), -1) for width in table_widths(layout, max_model_len, most)]
+        self._tables = [np.full((max_num_seqs, width), -1) for width in table_widths(layout, max_model_len)]
         self._under_way: deque[tuple[StepPlan, list[str], dict[int, set[int]]]] = deque()
         self._held: deque[Held] = deque()
 
@@ -555,7 +555,6 @@ class HoldingExecutor:
                 planned = {self._ids[slot] for slot in plan.slot_of_row.tolist()}
                 assert not undecided & planned, "a request is planned before its drafts are decided"
         named: dict[int, set[int]] = {}
-        fills = {new.slot for new in plan.new_slots if new.fills_encoder}
         for slot, start, end in zip(plan.slot_of_row.tolist(), starts.tolist(), ends.tolist(), strict=True):
             named[slot] = set()
             for table, of_layout in zip(self._tables, self.layout.tables, strict=True):
@@ -563,9 +562,6 @@ class HoldingExecutor:
                 first = 0 if window is None else max(0, start - window + 1) // size
                 last = -(-end // size)
                 written = set(table[slot, start // size : last].tolist())
-                if of_layout.kind == "cross":
-                    first, last = 0, int((table[slot] > 0).sum())
-                    written = set(table[slot, :last].tolist()) if slot in fills else set()
                 named[slot].update(table[slot, first:last].tolist())
                 for _, _, others in self._under_way:
                     for other, pages in others.items():
@@ -586,13 +582,15 @@ class HoldingExecutor:
         self._taken += 1
         first, ids, _ = self._under_way.popleft()
         assert first is plan, "results are taken out of order"
+        if not plan.num_rows:
+            return
         counts = (result.tokens.reshape(plan.num_rows, -1) >= 0).sum(axis=1).tolist()
         for slot, request_id, count in zip(plan.slot_of_row.tolist(), ids, counts, strict=True):
             if self._ids[slot] == request_id:
                 self._host_known[slot] += count
 
     def call(self, method: str, *args: object, rank: int | None = None) -> list[object]:
-        return [getattr(self.worker, method)(*args)]
+        return [call_worker(self.worker, method, args)]
 
     def check_health(self) -> None:
         pass

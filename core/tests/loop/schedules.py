@@ -11,16 +11,24 @@ Used with `paged_worker` here, and with the real runner in float64 elsewhere:
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass, field, replace
 
 import msgspec
 from hypothesis import strategies as st
+from toy_store import ToyOptions
 
 from engine.loop.engine_core import EngineCore
 from engine.types.outputs import CoreOutput, TokenLogprobs
 from engine.types.params import SamplingParams
-from engine.types.request import EncoderInput, EngineRequest
+from engine.types.request import EngineRequest
+from engine.types.retention import KVRetention
+
+
+def examples(count: int) -> int:
+    """So many schedules in `make test`, and EXAMPLES times as many in `make test-all`."""
+    return count * int(os.environ.get("EXAMPLES", "1"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,7 @@ class Settings:
         failing_loads: the share of pages that a test worker does not load.
         drafter: its kind, "" for none; num_drafts: the most for a request; adaptive: whether that follows acceptance.
         drafts_under_masks: the grammar's matchers can roll back. jump_forward: over what they force.
+        canary: pages are marked, and checked wherever they move; where there is a prefix cache.
     """
 
     num_pages: int
@@ -52,6 +61,8 @@ class Settings:
     failing_loads: float = 0.0
     drafts_under_masks: bool = True
     jump_forward: bool = False
+    toy: ToyOptions | None = None
+    canary: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +73,7 @@ class Planned:
         arrives: the loop's step before which it is added.
         aborted: the step before which it is aborted, or None.
         timeout: steps that it may take, or None.
+        retention: what becomes of its pages.
     """
 
     request_id: str
@@ -75,7 +87,7 @@ class Planned:
     priority: int = 0
     host_tokens: bool = False
     timeout: int | None = None
-    encoder: EncoderInput | None = None
+    retention: tuple[KVRetention, ...] = ()
 
     def to_request(self) -> EngineRequest:
         """As the core takes it."""
@@ -90,7 +102,7 @@ class Planned:
             host_tokens=self.host_tokens,
             priority=self.priority,
             timeout=self.timeout,
-            encoder=self.encoder,
+            kv_retention=self.retention,
         )
 
 
@@ -137,7 +149,6 @@ def schedules(
     max_requests: int = 10,
     drafters: tuple[str, ...] = ("",),
     crowded: bool = False,
-    max_encoder_len: int = 0,
 ) -> Schedule:
     """Requests whose prompts share prefixes, some with salts, some siblings, some aborted; caches from too small for
     one request to roomy; budgets from one token.
@@ -149,7 +160,6 @@ def schedules(
         tokens_per_page: of the KV layout, roughly: the scale for the number of pages.
         max_model_len: of the core. max_requests: siblings count as one.
         drafters: kinds to choose from.
-        max_encoder_len: of encoder inputs that most requests have, some the same; 0: none has any.
         crowded: many requests that come early, and pages for one or two of them: most examples preempt.
     """
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -157,10 +167,7 @@ def schedules(
     requests = _requests(rng, vocab, max_model_len, rng.randint((most + 1) // 2, most))
     if crowded:
         requests = tuple(_that_grows(rng, request) for request in requests)
-    if max_encoder_len:
-        requests = _with_encoder_inputs(rng, requests, max_encoder_len)
     lengths = [min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests]
-    lengths = [n + (r.encoder.num_tokens if r.encoder else 0) for n, r in zip(lengths, requests, strict=True)]
     longest, total = max(lengths), sum(lengths)
     tight = -(-longest // tokens_per_page)
     pages = rng.choice(
@@ -189,6 +196,7 @@ def schedules(
             jump_forward=rng.random() < 0.5,
             long_prefill_token_threshold=rng.choice([0, 0, 1, 3, 8]),
             swap_pages=rng.choice([0, 0, rng.randint(1, pages), 10 * pages]),
+            canary=rng.random() < 0.5,
         ),
         requests=requests,
     )
@@ -222,15 +230,6 @@ def _requests(rng: random.Random, vocab: int, max_model_len: int, count: int) ->
                 )
             )
     return tuple(requests)
-
-
-def _with_encoder_inputs(rng: random.Random, requests: tuple[Planned, ...], longest: int) -> tuple[Planned, ...]:
-    inputs = [EncoderInput(hash=bytes([i] * 8), num_tokens=rng.choice([1, 4, 9, longest])) for i in range(3)]
-    inputs.append(EncoderInput(hash=inputs[0].hash, num_tokens=max(1, inputs[0].num_tokens - 1)))
-    chosen: dict[str, EncoderInput | None] = {}
-    return tuple(
-        replace(r, encoder=chosen.setdefault(r.parent or r.request_id, rng.choice([None, *inputs]))) for r in requests
-    )
 
 
 def _that_grows(rng: random.Random, request: Planned) -> Planned:
@@ -283,5 +282,9 @@ def run_schedule(core: EngineCore, schedule: Schedule, most_steps: int = 5000) -
     for request_id, outcome in outcomes.items():
         assert outcome.finish_reason is not None, f"{request_id} has not ended"
     stats = core.stats()
+    settings = schedule.settings
+    if not (settings.failing_loads or (settings.toy is not None and settings.toy.loss)):
+        counts = {name: n for connector, name, n in stats.kv_connectors if connector == "canary"}
+        assert not counts.get("mismatches") and not counts.get("stolen"), f"false alarms: {counts}"
     assert stats.pages_used == stats.num_running == stats.num_waiting == 0
     return outcomes

@@ -10,7 +10,7 @@ import pytest
 from paged_worker import PagedWorker
 from test_assemble import REGISTRY, core_start
 
-from engine.frontend.client import InProcessClient
+from engine.frontend.assemble import InProcessClient
 from engine.loop.assemble import assemble_core
 from engine.loop.engine_core import EngineCore
 from engine.loop.process import _answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.loop.clients import STATE_SECONDS, Clients
+from engine.loop.process import STATE_SECONDS, Clients
 from engine.types.messages import Attach, FromCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.params import SamplingParams
@@ -126,6 +126,17 @@ def test_who_has_gone_leaves_nothing() -> None:
     told = sockets.take()
     assert "o1" not in told and told["o2"][0].others == 0 and told["parent"][-1].others == 1
     assert sockets.clients.detach(1) == [] and sockets.clients.detach(7) == []
+
+
+def test_all_may_go_at_once_and_others_come() -> None:
+    sockets = two()
+    assert sockets.clients.detach(1) + sockets.clients.detach(2) == ["of-1", "also-of-1", "of-2"]
+    sockets.clients.tell(news(tokens=512))  # of a step under way
+    sockets.clients.tell(news("of-1", "also-of-1", "of-2", ends=True))  # the aborts that follow
+    sockets.take()
+    sockets.clients.attach(Attach(3, "r3", "o3"))
+    ((message,),) = sockets.take().values()
+    assert message.others == 0, "requests of those who have gone are still counted"
 
 
 def test_who_went_before_the_core_came_to_it_is_passed_over() -> None:

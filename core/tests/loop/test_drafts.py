@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from outcomes import check_outcome
 from paged_worker import VOCAB
-from schedules import Planned, Schedule, Settings, run_schedule, schedules
+from schedules import Planned, Schedule, Settings, examples, run_schedule, schedules
 
 from engine.process import wire
 from engine.scheduling.slots import DECODE
@@ -24,7 +24,7 @@ from engine.types.plan import ForcedDrafts, StepPlan, StepResult
 
 
 @given(schedule=schedules(VOCAB, drafters=drafting.KINDS), layout=st.sampled_from(sorted(LAYOUTS)))
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=examples(30), deadline=None)
 def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, layout: str) -> None:
     core, executor = make_core(LAYOUTS[layout], schedule.settings)
     outcomes = run_schedule(core, schedule)
@@ -68,7 +68,7 @@ def test_right_drafts_give_five_tokens_a_step(in_flight: int) -> None:
 def test_wrong_drafts_are_given_up_and_probed_for() -> None:
     steps, drafts, accepted = steps_for(replace(ROOMY, drafter="wrong"))
     assert steps == 120 and accepted == 0
-    assert 4 < drafts <= 4 + 1 + 5, "four, then one, then a probe after 4, 8, 16, 32, 64 tokens"
+    assert 4 < drafts < 30, "fewer and fewer, then a probe after 4, 8, 16, 32, 64 tokens"
     _, drafts, _ = steps_for(replace(ROOMY, drafter="wrong", adaptive=False))
     assert drafts > 400, "without the rule each step has its four"
 

@@ -65,7 +65,7 @@ def test_an_executor_that_is_done_at_once_gives_each_steps_tokens_in_the_same_ca
 
 
 def test_the_step_loop_fits_on_one_screen() -> None:
-    methods = (EngineCore.step, EngineCore._take_finished, EngineCore._take_oldest, EngineCore._news)
+    methods = (EngineCore.step, EngineCore._take_finished, EngineCore._take_oldest)
     assert sum(len(inspect.getsource(method).splitlines()) for method in methods) < 55
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from masking import BROKEN, ScriptedGrammar, ScriptedMatcher, constrained, with_masks
 from outcomes import check_outcome
 from paged_worker import VOCAB, HoldingExecutor, alone, make_grammar
-from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedules
+from schedules import Outcome, Planned, Schedule, Settings, examples, run_schedule, schedules
 
 from engine.loop.engine_core import EngineCore
 from engine.types.errors import InvalidRequestError
@@ -68,7 +68,7 @@ def expect(core: EngineCore, request: Planned, outcomes: dict[str, Outcome]) -> 
     layout=st.sampled_from(sorted(LAYOUTS)),
     seed=st.integers(0, 2**32),
 )
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=examples(30), deadline=None)
 def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, layout: str, seed: int) -> None:
     schedule = with_masks(schedule, seed)
     core, executor = make_core(LAYOUTS[layout], schedule.settings)

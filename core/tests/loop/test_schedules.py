@@ -11,11 +11,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from outcomes import check_outcome
 from paged_worker import VOCAB
-from schedules import Schedule, run_schedule, schedules
+from schedules import Schedule, examples, run_schedule, schedules
 
 
 @given(schedule=schedules(VOCAB), layout=st.sampled_from(sorted(LAYOUTS)))
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=examples(25), deadline=None)
 def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, layout: str) -> None:
     core, executor = make_core(LAYOUTS[layout], schedule.settings)
     outcomes = run_schedule(core, schedule)
@@ -31,7 +31,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, la
 
 
 @given(schedule=schedules(VOCAB, crowded=True), layout=st.sampled_from(sorted(LAYOUTS)))
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=examples(25), deadline=None)
 def test_preempted_requests_get_the_tokens_that_they_get_alone(schedule: Schedule, layout: str) -> None:
     core, executor = make_core(LAYOUTS[layout], schedule.settings)
     outcomes = run_schedule(core, schedule)
@@ -49,7 +49,7 @@ def test_preempted_requests_get_the_tokens_that_they_get_alone(schedule: Schedul
     layout=st.sampled_from(sorted(LAYOUTS)),
     share=st.sampled_from([1.0, 0.3]),
 )
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=examples(25), deadline=None)
 def test_what_cannot_be_loaded_is_computed_again(schedule: Schedule, layout: str, share: float) -> None:
     settings = replace(schedule.settings, swap_pages=100, failing_loads=share)
     core, executor = make_core(LAYOUTS[layout], settings)

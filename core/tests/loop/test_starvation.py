@@ -17,7 +17,7 @@ from hypothesis import event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from paged_worker import VOCAB
-from schedules import Planned, Settings
+from schedules import Planned, Settings, examples
 
 from engine.interfaces.context import CoreContext
 from engine.loop.engine_core import EngineCore
@@ -124,7 +124,7 @@ settings = st.builds(
     rate=st.sampled_from([0.1, 0.2, 0.3]),
     seed=st.integers(0, 2**32),
 )
-@hypothesis_settings(max_examples=25, deadline=None)
+@hypothesis_settings(max_examples=examples(15), deadline=None)
 def test_every_request_ends_soon(policy: type, settings: Settings, layout: str, rate: float, seed: int) -> None:
     wide = 2 * settings.num_pages if layout == "full and sliding" else settings.num_pages  # two tables share the pool
     settings = replace(settings, num_pages=wide)

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import random
 
-from cores import LAYOUTS, make_core
+from cores import LAYOUTS, HandClock, make_core, mismatches
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from outcomes import check_outcome
 from paged_worker import VOCAB
-from schedules import Outcome, Planned, Settings
+from schedules import Outcome, Planned, Settings, examples
+from toy_store import Shelf, ToyOptions, ToyScheduler
 
 from engine.types.params import SamplingParams
-from engine.types.request import EncoderInput
+from engine.types.retention import KVRetention
 
-ENCODERS = (EncoderInput(hash=b"one", num_tokens=6), EncoderInput(hash=b"two", num_tokens=9))
+TOYS = (
+    ToyOptions(),
+    ToyOptions(loss=0.2, later=0.3),
+    ToyOptions(asynchronous=1.0, delay=8),
+    ToyOptions(asynchronous=0.5, delay=3, loss=0.1, later=0.1),
+)
+"""Stores that the core may have."""
+WISHES = (
+    KVRetention(ttl=12, session="s"),
+    KVRetention(ttl=30, priority=3, key="a"),
+    KVRetention(pin=True),
+    KVRetention(ttl=8, tokens=8),
+    KVRetention(release=True),
+    KVRetention(release=True, session="s"),
+)
+"""What requests may say of their pages."""
 
 
 class Core(RuleBasedStateMachine):
@@ -29,6 +45,8 @@ class Core(RuleBasedStateMachine):
         swap_pages=st.sampled_from([0, 6, 200]),
         failing_loads=st.sampled_from([0.0, 0.0, 0.3]),
         threshold=st.sampled_from([0, 3]),
+        toy=st.sampled_from([None, *TOYS]),
+        canary=st.booleans(),
         seed=st.integers(0, 2**32),
     )
     def start(
@@ -40,6 +58,8 @@ class Core(RuleBasedStateMachine):
         swap_pages: int,
         failing_loads: float,
         threshold: int,
+        toy: ToyOptions | None,
+        canary: bool,
         seed: int,
     ) -> None:
         chosen = Settings(
@@ -52,10 +72,13 @@ class Core(RuleBasedStateMachine):
             swap_pages=swap_pages,
             failing_loads=failing_loads,
             long_prefill_token_threshold=threshold,
+            toy=toy,
+            canary=canary,
         )
-        self.now = 0
-        self.core, self.executor = make_core(LAYOUTS[layout], chosen)
-        self.core.scheduler.states.deadlines.clock = lambda: float(self.now)
+        self.lossy = bool(failing_loads or (toy is not None and toy.loss))
+        ToyScheduler.shelf = Shelf()
+        self.clock = HandClock()
+        self.core, self.executor = make_core(LAYOUTS[layout], chosen, clock=self.clock)
         self.rng = random.Random(seed)
         self.shared = [self.rng.randrange(VOCAB) for _ in range(16)]
         self.requests: dict[str, Planned] = {}
@@ -66,9 +89,9 @@ class Core(RuleBasedStateMachine):
         tail=st.integers(1, 12),
         n=st.sampled_from([1, 1, 3]),
         timeout=st.sampled_from([None, None, None, 5, 20]),
-        encoder=st.sampled_from([None, ENCODERS[0], *ENCODERS]),
+        wish=st.sampled_from([None, None, *WISHES]),
     )
-    def add(self, cut: int, tail: int, n: int, timeout: int | None, encoder: EncoderInput | None) -> None:
+    def add(self, cut: int, tail: int, n: int, timeout: int | None, wish: KVRetention | None) -> None:
         name = f"r{len(self.requests)}"
         prompt = (*self.shared[:cut], *(self.rng.randrange(VOCAB) for _ in range(tail)))
         for k in range(n):
@@ -79,7 +102,7 @@ class Core(RuleBasedStateMachine):
                 eos=(0,),
                 parent=name if n > 1 else None,
                 timeout=timeout,
-                encoder=encoder if self.core.scheduler.kv.cross.tables else None,
+                retention=() if wish is None else (wish,),
             )
             self.requests[planned.request_id] = planned
             self.outcomes[planned.request_id] = Outcome()
@@ -96,7 +119,7 @@ class Core(RuleBasedStateMachine):
     @rule(n=st.integers(1, 8))
     def step(self, n: int) -> None:
         for _ in range(n):
-            self.now += 1
+            self.clock.sleep(1)
             for output in self.core.step().outputs:
                 self.outcomes[output.request_id].take(output)
             self.core.check_integrity()
@@ -121,9 +144,11 @@ class Core(RuleBasedStateMachine):
         for name, planned in self.requests.items():
             assert self.outcomes[name].finish_reason is not None, name
             check_outcome(self.core, planned, self.outcomes[name])
+        if not self.lossy:
+            assert not mismatches(self.core), "the canary is alarmed by what is right"
         stats = self.core.stats()
         assert stats.pages_used == stats.num_running == stats.num_waiting == 0
 
 
 TestCore = Core.TestCase
-TestCore.settings = hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestCore.settings = hypothesis_settings(max_examples=examples(40), stateful_step_count=25, deadline=None)

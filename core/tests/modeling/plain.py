@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import ModelContext, PagedAttention, PagedLatentAttention, State
-from engine.modeling import read_safetensors
 from engine.types.model import ModelDescription
 from engine_kit.dispatch_guard import DispatchGuard
+from engine_kit.safetensors_files import read_safetensors
+from engine_models import deepseek_card
 from engine_reference.checkpoint_safetensors import SafetensorsCheckpoint
-from engine_reference.models import deepseek_card
 from engine_reference.models import llama_card as cards
 
 LLAMA_FAMILY = {
@@ -34,6 +34,11 @@ class PlainOps:
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight[ids.long()]
+
+    def embedding_part(self, ids: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:
+        index = ids.long() - first
+        here = (index >= 0) & (index < len(weight))
+        return weight[index.clamp(0, len(weight) - 1)] * here[:, None]
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -64,6 +69,9 @@ class PlainOps:
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + b
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
 
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         return cap * torch.tanh(x / cap)
@@ -143,7 +151,7 @@ def make_context(
 ) -> ModelContext:
     """A context over the plain ops and attention."""
 
-    def attention(layer: int, scale: float) -> PagedAttention:
+    def attention(layer: int, scale: float, **of_heads: Any) -> PagedAttention:
         return DenseAttention(scale, model.kv_specs[layer].sliding_window, model.soft_cap)
 
     def latent_attention(layer: int, scale: float) -> PagedLatentAttention:

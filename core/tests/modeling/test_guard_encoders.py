@@ -12,9 +12,9 @@ import torch
 from plain import CARDS, PlainOps, body_of, make_context, plain_walk
 
 from engine.interfaces.model import State
-from engine.modeling import read_safetensors
 from engine_kit.dispatch_guard import DispatchGuard
 from engine_kit.hf_folder import resolve_folder
+from engine_kit.safetensors_files import read_safetensors
 from engine_reference.models import bert_card, llama_card
 
 ENCODERS = {
@@ -60,7 +60,7 @@ def test_first_party_models_pass(make, architecture: str) -> None:
 
     def run(guard: DispatchGuard | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         context = make_context(
-            card.describe(files.config), ops=PlainOps(), attention=lambda layer, scale: BothWays(scale)
+            card.describe(files.config), ops=PlainOps(), attention=lambda layer, scale, **_: BothWays(scale)
         )
         model = body_of(card)(context if guard is None else guard.context(context))
         model.load_weights(read_safetensors(files.weights))

@@ -9,10 +9,13 @@ import pytest
 import torch
 from plain import body_of, describe, make_context
 
-from engine.modeling import MergedColumnLinear, QKVLinear, RowParallelLinear, load_weights, read_safetensors
+from engine.modeling import MergedColumnLinear, QKVLinear, RowParallelLinear, load_weights
 from engine.modeling.module import Param
-from engine.modeling.parallel import Shard, unsupported_ranks, vocabulary
+from engine.modeling.parallel import vocabulary
 from engine.types.errors import CheckpointError
+from engine.types.parallel import Shard
+from engine_kit.model_config import unsupported_ranks
+from engine_kit.safetensors_files import read_safetensors
 
 HEADS, HEAD_SIZE = 4, 32
 
@@ -69,7 +72,7 @@ def test_parts_are_slices_of_the_whole(checkpoints, kv_heads: int, tie: bool, si
         rows = full["model.embed_tokens.weight"].tensor_split(size)[rank]
         assert torch.equal(model.embed.weight, rows)
         assert model.embed.weight.untyped_storage().nbytes() == rows.numel() * rows.element_size(), "a copy of the part"
-        head = model.head._packed if tie else model.head._own._packed
+        head = model.head.linear._packed
         assert torch.equal(head[0], rows if tie else full["lm_head.weight"].tensor_split(size)[rank])
     whole = sum(tensor.numel() for name, tensor in full.items() if not (tie and name == "lm_head.weight"))
     held = sum(model.num_parameters() for model in models)
@@ -140,7 +143,9 @@ def test_fused_tensors_give_each_rank_what_separate_ones_do(checkpoints, kv_head
         load_weights(fused, whole.items())
         for ours, expected in zip(fused._packed, apart._packed, strict=True):
             assert torch.equal(ours, expected)
-        assert [param.local_shape[0] for param in fused.params()] == [sum(fused.out_sizes)] * 2
+        assert [param.local_shape[0] for param in fused.params()] == [
+            sum(part.length for part in fused.shape.outputs)
+        ] * 2
         gate_up = MergedColumnLinear(context, width, [inner, inner], ["x"])
         load_weights(gate_up, [("x.weight", torch.cat(mlp))])
         assert torch.equal(gate_up._packed[0], torch.cat([part.chunk(size)[rank] for part in mlp]))

@@ -8,13 +8,10 @@ import pytest
 import torch
 from checkpoints import ROPES
 from plain import PlainOps, make_context
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from engine.modeling.config import read_rope, scaled_length, unsupported_rope
-from engine.modeling.rotary import Rotary, cos_sin_table, inverse_frequencies, yarn_attention_factor
 from engine.types.errors import CheckpointError, ConfigError, EngineError, UnsupportedModelError
+from engine_kit.model_config import read_rope, scaled_length, unsupported_rope
+from engine_kit.rotary import cos_sin_table, inverse_frequencies, make_rotary, yarn_attention_factor
 from engine_reference.models.llama_card import Llama
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -65,7 +62,10 @@ def forms(parameters: dict[str, Any], theta: float, **more: Any) -> list[dict[st
     ]
 
 
-def oracle(config: dict[str, Any]) -> LlamaRotaryEmbedding:
+def oracle(config: dict[str, Any]) -> Any:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     return LlamaRotaryEmbedding(LlamaConfig.from_dict({k: v for k, v in config.items() if k != "architectures"}))
 
 
@@ -88,10 +88,38 @@ def test_tables_equal_transformers(variant: str, head_dim: int, theta: float) ->
         torch.testing.assert_close(table[:, half:], sin[0, :, half:], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("factor", [None, 8.0])
+def test_longrope(factor: float | None) -> None:
+    """transformers' frequencies of short requests and of long ones; which count is decided by what is served."""
+    from transformers import Phi3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1 + i / 20 for i in range(16)],
+        "long_factor": [1 + i * 1.5 for i in range(16)],
+        **({} if factor is None else {"factor": factor}),
+    }
+    config = base_config(32, rope_parameters=parameters, original_max_position_embeddings=512)
+    theirs = Phi3Config.from_dict({k: v for k, v in config.items() if k != "architectures"} | {"pad_token_id": None})
+    rope = read_rope(config, 32)
+    for length in (512, 513):
+        expected, scale = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=length)
+        found, our_scale = inverse_frequencies(rope, length=length)
+        assert torch.equal(found, expected) and our_scale == scale
+        assert cos_sin_table(rope, length)[0, 0] == pytest.approx(scale)
+    with pytest.raises(CheckpointError, match="long_factor.*16 positive numbers"):
+        read_rope({**config, "rope_parameters": {**parameters, "long_factor": [1.0] * 15}}, 32)
+
+
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "default"])
 def test_partial_rotary(variant: str) -> None:
     """A quarter of a head of 64: transformers' functions with the same factor."""
     config = base_config(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.25, **VARIANTS[variant]})
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     their_config = LlamaConfig.from_dict({k: v for k, v in config.items() if k != "architectures"})
     theirs, factor = ROPE_INIT_FUNCTIONS[VARIANTS[variant]["rope_type"]](their_config)
     ours, our_factor = inverse_frequencies(read_rope(config, 64))
@@ -120,8 +148,10 @@ def test_rotation_equals_transformers() -> None:
     context = make_context(Llama.describe(config))
     q, k, positions = torch.randn(5, 4, 64), torch.randn(5, 2, 64), torch.tensor([0, 7, 3, 2047, 1])
     cos, sin = oracle(config)(q, positions[None])
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
     expected = apply_rotary_pos_emb(q[None], k[None], cos, sin, unsqueeze_dim=2)
-    for ours, theirs in zip(Rotary(context, read_rope(config, 64))(q, k, positions), expected, strict=True):
+    for ours, theirs in zip(make_rotary(context, read_rope(config, 64))(q, k, positions), expected, strict=True):
         torch.testing.assert_close(ours, theirs[0], rtol=1e-5, atol=1e-5)
 
 
@@ -139,9 +169,9 @@ def test_dynamic_only_up_to_the_original_length() -> None:
     assert description.max_model_len == 2048
     rope = read_rope(description.config, 64)
     plain = cos_sin_table(read_rope(base_config(), 64), 2048)
-    torch.testing.assert_close(Rotary(make_context(description), rope).cos_sin, plain, rtol=0, atol=1e-3)
+    torch.testing.assert_close(make_rotary(make_context(description), rope).cos_sin, plain, rtol=0, atol=1e-3)
     with pytest.raises(ConfigError, match=r"max_model_len=2049 .*dynamic.*2048"):
-        Rotary(make_context(description, max_model_len=2049), rope)
+        make_rotary(make_context(description, max_model_len=2049), rope)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +200,8 @@ def test_original_length_beside_the_parameters() -> None:
 @pytest.mark.parametrize(
     ("parameters", "error", "words"),
     [
-        ({"rope_type": "longrope"}, UnsupportedModelError, "longrope"),
+        ({"rope_type": "longrope"}, CheckpointError, "short_factor"),
+        ({"rope_type": "proportional"}, UnsupportedModelError, "proportional"),
         ({"type": "mrope"}, UnsupportedModelError, "mrope"),
         ({"rope_type": "default", "mrope_section": [8, 12, 12]}, UnsupportedModelError, "mrope_section"),
         ({"full_attention": {"rope_type": "default"}}, UnsupportedModelError, "layer type"),

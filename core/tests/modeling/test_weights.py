@@ -5,15 +5,18 @@ import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from plain import PlainOps, body_of, describe, make_context, open_model, run
 
+from engine.interfaces.quantization import LayerShape, StoredTensor
 from engine.modeling import (
     ColumnParallelLinear,
     Embedding,
+    Linear,
     LMHead,
     MergedColumnLinear,
     Module,
@@ -21,9 +24,10 @@ from engine.modeling import (
     RMSNorm,
     RowParallelLinear,
     load_weights,
-    read_safetensors,
 )
-from engine.types.errors import CheckpointError, ConfigError, DeviceMemoryError
+from engine.types.errors import CheckpointError, ConfigError, DeviceMemoryError, UnsupportedModelError
+from engine.types.parallel import Shard
+from engine_kit.safetensors_files import read_safetensors
 
 Tensors = dict[str, torch.Tensor]
 
@@ -101,7 +105,7 @@ def test_memory_that_ends(folder: Path, tensors: Tensors, where: str, monkeypatc
     whole = getattr(RowParallelLinear, where)
 
     def full(self: RowParallelLinear, *arguments: Any) -> None:
-        if "layers.1.mlp.down_proj" in self.names[0]:
+        if "layers.1.mlp.down_proj" in self.shape.names[0]:
             raise torch.OutOfMemoryError(f"Device out of memory. {said}. See the manual of memory. PLEASE DO")
         whole(self, *arguments)
 
@@ -149,6 +153,16 @@ def test_tied(checkpoints) -> None:
         load(checkpoints("LlamaForCausalLM"), weights)
 
 
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """They leave aside what stood before the test, for as long as it runs: cycles in that, too, are to be freed."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("quick_collections")
 def test_streamed_and_freed(folder: Path, tensors: Tensors) -> None:
     """No checkpoint tensor outlives its turn, and no unpacked weight its packing."""
     alive: list[weakref.ref[torch.Tensor]] = []
@@ -179,8 +193,6 @@ def test_streamed_and_freed(folder: Path, tensors: Tensors) -> None:
 
 def test_layers_compute_what_they_say() -> None:
     """Each kind of layer, alone, against torch."""
-    from types import SimpleNamespace
-
     context: Any = SimpleNamespace(
         ops=PlainOps(),
         dtype=torch.float32,
@@ -189,6 +201,8 @@ def test_layers_compute_what_they_say() -> None:
         tp_size=1,
         attention=None,
         quantization={},
+        adapters=None,
+        description=SimpleNamespace(config={}),
     )
 
     class Parts(Module):
@@ -238,3 +252,67 @@ def test_ranks_that_do_not_divide_the_model(folder: Path) -> None:
         body_of(card)(make_context(description, tp_rank=1, tp_size=3, group=object()))
     with pytest.raises(ConfigError, match="no such rank"):
         body_of(card)(make_context(description, tp_rank=1, tp_size=1))
+
+
+def test_parts_that_are_stored_unlike_are_refused(folder: Path) -> None:
+    """One matrix has one form."""
+    description, _, card = describe(folder)
+    context = make_context(
+        description, quantization={"linear": object()}, covers=lambda name, kind: not name.endswith(".v_proj")
+    )
+    with pytest.raises(UnsupportedModelError, match=r"v_proj as one matrix.*v_proj is stored plain"):
+        body_of(card)(context)
+
+
+def test_elements_of_packed_forms() -> None:
+    """Eight outputs in one integer, a scale for 32 inputs: cut where ranks may, refused where they may not."""
+
+    def layer(start: int, length: int) -> LayerShape:
+        return LayerShape(("x",), "linear", Shard.of(80), (Shard(96, start, length), Shard(32, 0, 32)), False)
+
+    (codes,) = layer(48, 48).stored("codes", outputs=8, turned=True)
+    assert codes.shape == (80, 16) and codes.along == 1
+    assert codes.pieces == ((slice(0, 80), slice(6, 12)), (slice(0, 80), slice(12, 16)))
+    (scales,) = layer(0, 48).stored("scales", inputs=32)
+    assert scales.shape == (128, 3) and scales.pieces[0] == (slice(0, 48), slice(0, 3))
+    with pytest.raises(ConfigError, match=r"44 \.\. 87 of the 128.*stores 8 of them as one"):
+        layer(44, 44).stored("codes", outputs=8)
+
+
+def test_elements_that_parts_share() -> None:
+    """Where one rank holds all of a tensor, nothing is cut: it may be stored in elements of several parts."""
+    shape = LayerShape(("x",), "linear", Shard.of(8), (Shard.of(3), Shard.of(4)), False)
+    (codes,) = shape.stored("codes", outputs=8)
+    assert codes.shape == (1, 8) and codes.pieces == ()
+
+
+class TwoScales:
+    """A form in which each part has one scale, without dimensions, and its name has a point in it."""
+
+    def tensors(self, layer: LayerShape) -> list[StoredTensor]:
+        scales = [StoredTensor("scale", f"{name}.weight.scale", ()) for name in layer.names]
+        return [*layer.stored("weight.codes", dtypes=frozenset({"int8"})), *scales]
+
+    def pack(self, layer: LayerShape, tensors: Tensors) -> Tensors:
+        return {key: tensor.clone() for key, tensor in tensors.items()}
+
+    def linear(self, x: torch.Tensor, packed: Tensors) -> torch.Tensor:
+        rows = packed["weight.codes"].double().chunk(2)
+        return x @ torch.cat([part * scale for part, scale in zip(rows, packed["scale"], strict=True)]).T
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parts_with_a_scale_each(turned: bool) -> None:
+    """Tensors of one key follow one another, also where each is one number; rows are put into their order."""
+    context: Any = SimpleNamespace(
+        ops=None, quantization={"linear": TwoScales()}, covers=None, adapters=None,
+        dtype=torch.float64, device=torch.device("cpu"),
+    )  # fmt: skip
+    orders = {"b": [2, 0, 1]} if turned else {}
+    layer = Linear(context, 4, [3, 3], ["a", "b"], False, kind="linear", orders=orders)
+    codes = {name: torch.randint(-9, 9, (3, 4), dtype=torch.int8) for name in "ab"}
+    scales = {"a": torch.tensor(2.0), "b": torch.tensor(0.5)}
+    tensors = {f"{n}.weight.codes": codes[n] for n in "ab"} | {f"{n}.weight.scale": scales[n] for n in "ab"}
+    load_weights(layer, tensors.items())
+    a, b = (codes[name].double() * scales[name] for name in "ab")
+    assert torch.equal(layer(torch.eye(4, dtype=torch.float64)).T, torch.cat((a, b[[2, 0, 1]] if turned else b)))

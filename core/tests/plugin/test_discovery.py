@@ -11,7 +11,7 @@ import pytest
 from engine.plugin.candidate import Candidate
 from engine.plugin.discovery import Registry
 from engine.plugin.plugin_list import own
-from engine.plugin.points import POINTS
+from engine.plugin.points import EVICTOR, POINTS
 from engine.types.errors import (
     ContractError,
     DriverImportError,
@@ -121,9 +121,9 @@ def test_of_several_majors_in_one_distribution_the_highest_served_counts(candida
 
 
 def test_requires_minor_above_the_interface_is_refused(playground, candidate):
-    playground.module("pg_minor", CARD + "        requires_minor = 4\n")
+    playground.module("pg_minor", CARD + "        requires_minor = 9\n")
     registry = Registry([candidate("evictor", "x", "pg_minor:Mine")])
-    with pytest.raises(IncompatibleDriverError, match=r"needs interface 0\.4, this core has 0\.0"):
+    with pytest.raises(IncompatibleDriverError, match=rf"needs interface 0\.9, this core has 0\.{EVICTOR.minor}"):
         registry.card(registry.find("evictor", "x"))
 
 

@@ -162,7 +162,7 @@ FAMILY = {
         lambda: choose_one(moon(here("Later")), EVICTOR, None, "moon"),
         IncompatibleDriverError,
         ASKED,
-        "engine-moon 1.2 needs interface 0.9, this core has 0.0",
+        f"engine-moon 1.2 needs interface 0.9, this core has 0.{EVICTOR.minor}",
         "pip install --upgrade engine",
     ),
     "no card": (

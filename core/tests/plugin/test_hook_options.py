@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, model_validator
 
-from engine.config.names import Key
 from engine.config.settings import EngineConfig
-from engine.config.sources import gather
+from engine.config.sources import Key, gather
 from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.options import check_hook_options
 from engine.types.errors import ConfigError, DriverImportError, DriverNotFoundError, OptionsError

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from engine.interfaces.evictor import EvictorCard
-from engine.plugin import Manifest, Registry, choose_one
-from engine.plugin.manifest import Blame
+from engine.plugin import Registry, choose_one
+from engine.plugin.manifest import Blame, check_choices, restore
 from engine.plugin.points import EVICTOR
 from engine.types.errors import ContractError, EngineDeadError, ManifestError
+from engine.types.start import Choice
 
 
 class Mine(EvictorCard):
@@ -27,13 +29,13 @@ def driver(candidate):
 
 
 @pytest.fixture
-def manifest(driver):
-    return Manifest.of([choose_one(Registry([driver]), EVICTOR, None, "mine", {"depth": "5"})])
+def choice(driver):
+    return choose_one(Registry([driver]), EVICTOR, None, "mine", {"depth": "5"}).choice()
 
 
-def test_it_is_plain_strings_and_comes_back_from_json(manifest):
-    data = json.loads(msgspec.json.encode(manifest))
-    assert data["choices"][0] | {"value": "", "asked": False} == {
+def test_it_is_plain_strings_and_comes_back_from_json(choice):
+    data = json.loads(msgspec.json.encode(choice))
+    assert data | {"value": "", "asked": False} == {
         "point": "evictor",
         "kind": "",
         "driver": "mine",
@@ -43,16 +45,16 @@ def test_it_is_plain_strings_and_comes_back_from_json(manifest):
         "options": {"depth": 5},
         "asked": False,
     }
-    assert msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest) == manifest
+    assert msgspec.json.decode(msgspec.json.encode(choice), type=Choice) == choice
 
 
-def test_the_same_installation_passes_without_import(driver, manifest):
-    unimportable = replace(driver, value="pg_nowhere:Mine")
-    Manifest((_with(manifest, value="pg_nowhere:Mine"),)).check(Registry([unimportable]))
+def test_the_same_installation_passes_without_import(driver, choice):
+    unimportable = dataclasses.replace(driver, value="pg_nowhere:Mine")
+    check_choices(Registry([unimportable]), [replace(choice, value="pg_nowhere:Mine")])
 
 
-def test_restore_gives_the_selections_with_their_options(driver, manifest):
-    [selection] = manifest.restore(Registry([driver]))
+def test_restore_gives_the_selections_with_their_options(driver, choice):
+    [selection] = restore(Registry([driver]), [choice])
     assert selection.card is Mine and selection.options.depth == 5
 
 
@@ -66,24 +68,19 @@ def test_restore_gives_the_selections_with_their_options(driver, manifest):
         ({"major": 7}, "cannot be used here"),
     ],
 )
-def test_another_installation_is_an_error_that_names_the_difference(driver, manifest, change, says):
+def test_another_installation_is_an_error_that_names_the_difference(driver, choice, change, says):
     with pytest.raises(ManifestError) as caught:
-        manifest.check(Registry([replace(driver, **change)]))
+        check_choices(Registry([dataclasses.replace(driver, **change)]), [choice])
     assert says in caught.value.found and "evictor 'mine'" in caught.value.found
 
 
-def test_all_differences_are_named(driver, manifest):
-    twice = Manifest((*manifest.choices, _with(manifest, driver="gone")))
+def test_all_differences_are_named(driver, choice):
     with pytest.raises(ManifestError, match=r"'mine'.*; evictor 'gone'"):
-        twice.check(Registry([replace(driver, version="9")]))
+        check_choices(Registry([dataclasses.replace(driver, version="9")]), [choice, replace(choice, driver="gone")])
 
 
-def _with(manifest, **change):
-    return msgspec.structs.replace(manifest.choices[0], **change)
-
-
-def test_an_error_against_a_driver_at_work_names_it_and_its_distribution(manifest):
-    blame, bare = Blame(manifest.choices), ContractError("2 pages", "the evictor gave 3", "another", point="evictor")
+def test_an_error_against_a_driver_at_work_names_it_and_its_distribution(choice):
+    blame, bare = Blame([choice]), ContractError("2 pages", "the evictor gave 3", "another", point="evictor")
     with pytest.raises(ContractError) as caught, blame:
         raise bare
     error = caught.value

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from engine.cli.why import explain
 from engine.interfaces.model import ModelCard, ModelNeed
-from engine.plugin import Manifest, Registry, Selection, choose
+from engine.plugin import Registry, Selection, choose
 from engine.plugin.candidate import Candidate
+from engine.plugin.manifest import check_choices, restore
 from engine.plugin.points import ANY_ARCHITECTURE, MODEL
-from engine.plugin.selection import why
 from engine.types.errors import (
     DriverImportError,
     DuplicateDriverError,
@@ -19,6 +18,8 @@ from engine.types.errors import (
     UnfitDriverError,
     UnsupportedModelError,
 )
+from engine_inspect.why import explain
+from engine_kit.chosen_drivers import why
 
 NAME = "LlamaForCausalLM"
 
@@ -138,19 +139,12 @@ def test_what_the_start_needs_of_a_body() -> None:
     assert selection.verdicts[0].reasons == ("it does not serve stages, for its body does not walk its layers",)
 
 
-def test_weights_that_nobody_reads_are_refused_for_every_card() -> None:
-    """Also for a stranger's that says nothing of them."""
-    found = registry(fast=(NAME, card(10)), any=(ANY_ARCHITECTURE, card()))
-    with pytest.raises(UnsupportedModelError, match=r"quantised \(awq\), only plain ones"):
-        chosen(found, config={"quantization_config": {"quant_method": "awq", "bits": 4}})
-
-
 def test_every_process_takes_the_one_that_the_launcher_chose() -> None:
     cards = {"fast": (NAME, card(10)), "reference": (NAME, card())}
     for distribution in ("engine-fast", "engine-reference"):
         here = registry(**cards)
-        manifest = Manifest.of([chosen(registry(**{k: v for k, v in cards.items() if k in distribution}))])
-        (restored,) = manifest.restore(here)
+        choice = chosen(registry(**{k: v for k, v in cards.items() if k in distribution})).choice()
+        (restored,) = restore(here, [choice])
         assert restored.candidate.distribution == distribution
     with pytest.raises(ManifestError, match=r"is of engine-reference 1\.2 in the launcher, of engine-fast 1\.2 here"):
-        manifest.check(registry(fast=cards["fast"]))
+        check_choices(registry(fast=cards["fast"]), [choice])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, Field
@@ -19,6 +19,7 @@ class Plain(EvictorCard):
 
 class Tunable(EvictorCard):
     class Options(BaseModel):
+        share: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
         num_splits: int = Field(1, ge=1)
         order: str = "lru"
         sizes: list[int] = []
@@ -78,6 +79,14 @@ def test_bad_value_names_the_field_the_value_and_the_driver(registry):
         choose(registry, "tunable", {"num_splits": "0", "order": "x"})
     assert "num_splits" in caught.value.found and "'0'" in caught.value.found and "order" not in caught.value.found
     assert caught.value.driver == "tunable"
+
+
+def test_all_that_an_option_takes_is_named(registry):
+    with pytest.raises(OptionsError) as caught:
+        choose(registry, "tunable", {"share": "x"})
+    listing = "share (float or 'auto', default 'auto'), num_splits (int, default 1), order (str, default 'lru'), "
+    listing += "sizes (list, default []), bits (4 or 8, default 8), level ('auto' or 2 or True or None, default None)"
+    assert caught.value.remedy == f"its options: {listing}"
 
 
 def test_a_required_option_that_is_missing(registry):

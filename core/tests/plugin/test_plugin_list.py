@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli.why import explain
 from engine.plugin import HookRelay, PluginList, Registry, choose, choose_one
 from engine.plugin.candidate import Candidate, Problem
 from engine.plugin.choosing import default_model
 from engine.plugin.options import check_hook_options
 from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
 from engine.types.errors import ConfigError, DriverDeniedError, DuplicateDriverError, PluginError, UnsupportedModelError
+from engine_inspect.why import explain
 
 LRU = Candidate("evictor", "lru", 0, "engine", "1.0", "engine_reference.evictor_lru:LRUEvictor")
 MOON = Candidate("evictor", "moon", 0, "engine_Moon", "2.0", "module_that_is_not_there:Moon")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cli.why import explain
 from engine.plugin import Registry, choose_one
 from engine.plugin.candidate import Candidate
 from engine.plugin.card import Card
 from engine.plugin.points import EVICTOR
+from engine_inspect.why import explain
 
 CARD = """
     from engine.interfaces.evictor import EvictorCard

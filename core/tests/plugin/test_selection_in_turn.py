@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from engine.cli.why import explain
 from engine.interfaces.grammar import GrammarCard
 from engine.plugin import Registry, choose
 from engine.plugin.points import GRAMMAR
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, PluginError, UnfitDriverError
+from engine_inspect.why import explain
 
 KINDS = dict.fromkeys(("choice", "regex", "json"))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cli.why import explain
 from engine.interfaces.tool_parser import ToolParserCard, ToolParserNeed
 from engine.plugin import Registry, choose
 from engine.plugin.points import TOOL_PARSER
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, UnfitDriverError
+from engine_inspect.why import explain
 
 NEED = ToolParserNeed(chat_template="<call>", architecture="Llama")
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from engine.cli.why import explain
 from engine.interfaces.model import ModelNeed
 from engine.plugin import POINTS, Registry, Selection, choose, choose_one
 from engine.plugin.candidate import Candidate
 from engine.plugin.choosing import default_model
+from engine.plugin.loading import import_object
 from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
-from engine.process.importing import import_object
 from engine.types.errors import DuplicateDriverError, PluginError
+from engine_inspect.why import explain
 
 
 def card(point: str, priority: int, fits: bool) -> type:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from engine.process import child as child_module
+from engine.process import wire
 from engine.process.child import Child
 from engine.process.run import PARENT_DIED
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
@@ -134,6 +136,13 @@ def test_who_is_to_blame(play: Make, body: str, found: str) -> None:
     assert not child.alive
 
 
+@pytest.mark.usefixtures("plain_processes")
+def test_it_has_what_it_is_passed(play: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        body = f"    import socket; parent.send(Said(str(socket.socket(fileno={listener.fileno()}).getsockname())))"
+        assert hear(play(body, pass_fds=[listener.fileno()])) == str(listener.getsockname())
+
+
 def test_out_of_memory_is_said(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     child = play(ECHO)
     hear(child)
@@ -188,3 +197,37 @@ def test_a_child_whose_parent_dies_leaves(play: Make, tmp_path: Path, given: int
             time.sleep(0.05)
         process.stdin.close()
     assert process.wait(20) == PARENT_DIED and not folder.exists()
+
+
+def test_a_directory_that_is_removed_takes_no_more_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process binds in it while it is emptied would keep it."""
+    directory = tmp_path / "sockets"
+    directory.mkdir()
+    (directory / "outputs").touch()
+    plain, bound = wire.shutil.rmtree, []
+
+    def bind_and_remove(path: str, **options: Any) -> None:
+        with pytest.raises(FileNotFoundError):
+            (directory / "requests").touch()
+        bound.append(path)
+        plain(path, **options)
+
+    monkeypatch.setattr(wire.shutil, "rmtree", bind_and_remove)
+    wire.remove_directory(str(directory))
+    wire.remove_directory(str(directory))
+    assert len(bound) == 2 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_start_that_a_signal_ends_leaves_nothing(monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]) -> None:
+    directories = []
+
+    def popen(command: list[str], **options: Any) -> None:
+        directories.append(Path(command[-1]))
+        assert directories[0].is_dir()
+        raise stop
+
+    monkeypatch.setattr(child_module.subprocess, "Popen", popen)
+    with pytest.raises(stop):
+        Child("played_child", Start("hello"), Said, what="the player")
+    assert not directories[0].exists()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.process.link import Inbox, Outbox
-from engine.process.run import Parent
+from engine.process.wire import Inbox, Outbox, Parent
 from engine.types.errors import EngineDeadError
 from engine.types.messages import Abort, Shutdown
 

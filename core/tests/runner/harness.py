@@ -5,11 +5,12 @@ The drivers are the installed ones, but for the checkpoint (random weights), and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from dense import dense
 
@@ -21,7 +22,9 @@ from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.interfaces.model import ModelContext, State
 from engine.interfaces.ops import OPERATIONS
 from engine.interfaces.platform import CaptureKey, Trial
+from engine.interfaces.step import StepPart
 from engine.plugin import Candidate, Registry
+from engine.runner import model_runner
 from engine.runner.worker import TorchWorker
 from engine.types.kv import KVGroup, KVLayout, KVTable
 from engine.types.model import CheckpointFiles, ModelDescription
@@ -61,16 +64,16 @@ OUR_PROCESSORS = ("allowed_token_ids", "bad_words", "logit_bias")
 ALL_PROCESSORS = (*OUR_PROCESSORS, "neighbours", "fewer-repeats")
 
 
-def random_weights(model: ModelDescription | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a checkpoint with this config; model: whose layers may have KV heads of their own."""
+def random_weights(model: ModelDescription | None = None, seed: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a checkpoint with this config; model: which may have other layers, with KV heads of their own."""
     specs = (Qwen2.describe(CONFIG) if model is None else model).kv_specs
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator) * 0.25
 
     yield "model.embed_tokens.weight", tensor(VOCAB, HIDDEN)
-    for index in range(CONFIG["num_hidden_layers"]):
+    for index in range(len(specs)):
         prefix = f"model.layers.{index}"
         kv_heads = specs[index].num_kv_heads
         for name, rows in (("q", HEADS), ("k", kv_heads), ("v", kv_heads)):
@@ -95,10 +98,11 @@ class RandomCheckpoint(CheckpointCard):
 class RandomCheckpointBody:
     def __init__(self, context: WorkerContext) -> None:
         assert context.platform is not None and context.ops is not None and context.dtype is not None
-        self._model = context.start.model
+        self._model, self._name = context.start.model, context.start.files.name
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return random_weights(self._model)
+        """Of a checkpoint that is called "other N", with another seed."""
+        return random_weights(self._model, int(self._name.removeprefix("other ")) if "other" in self._name else 5)
 
 
 class BucketPlatform(HostPlatform):
@@ -391,12 +395,26 @@ def _columns(rows: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
     return dict(zip(("slot", "index", "page"), columns, strict=True))
 
 
-def dense_logits(tokens: list[int], model: ModelDescription | None = None) -> torch.Tensor:
-    """[T, VOCAB] of the model without runner, pages, slots or batch."""
+def with_part(part: StepPart, patch: pytest.MonkeyPatch) -> None:
+    """Workers that are made from now on have one more part, as `assemble` would add it."""
+    made = model_runner.step_parts
+
+    def more(*args: Any) -> Any:
+        draws, parts = made(*args)
+        return draws, [*parts, part]
+
+    patch.setattr(model_runner, "step_parts", more)
+
+
+def dense_logits(
+    tokens: list[int], model: ModelDescription | None = None, streams: list[torch.Tensor] | None = None
+) -> torch.Tensor:
+    """[T, VOCAB] of the model without runner, pages, slots or batch; `streams` gets the residual stream behind each of
+    its layers."""
     ops = TorchOpsBody(None)  # type: ignore[arg-type]
     description = Qwen2.describe(CONFIG) if model is None else model
 
-    def attention(layer: int, scale: float) -> Any:
+    def attention(layer: int, scale: float, **of_heads: Any) -> Any:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             site = description.sites[layer]
             out, _ = dense(
@@ -414,7 +432,16 @@ def dense_logits(tokens: list[int], model: ModelDescription | None = None) -> to
     )  # fmt: skip
     body.load_weights(random_weights(description))
     state = State(token_ids=torch.tensor(tokens, dtype=torch.int32), positions=torch.arange(len(tokens)))
-    return body.logits(body.forward(state, lambda layers, state: iter(layers)))
+
+    def walk(layers: Iterable[Any], state: State) -> Iterator[Any]:
+        for layer in layers:
+            yield layer
+            if streams is not None:
+                streams.append(state["hidden"] + state["residual"])
+
+    hidden = body.forward(state, walk)
+    assert hidden is not None
+    return body.logits(hidden)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine.interfaces.attention import AttentionBatch
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.drafter import DrafterCard, DrafterOptions, DraftRows, Drafts, DraftSession
 from engine.types.kv import KVGroup
+from engine.types.plan import NewSlot
 from engine_reference.attention_torch.attention import TorchAttentionBody
 from engine_reference.attention_torch.card import TorchAttention
 from engine_reference.attention_torch.plan import TorchPlan
@@ -79,6 +83,31 @@ class RemoteAttentionBody(TorchAttentionBody):
         plan = super().plan(batch, group, out)
         plan.prefills = []
         return plan
+
+
+class Branching(DrafterCard):
+    """Proposes trees of which it knows the form alone."""
+
+    body = "remote:BranchingBody"
+
+    @classmethod
+    def branches(cls, options: DrafterOptions) -> int:
+        return options.num_tokens
+
+
+class BranchingBody:
+    """Draft i follows draft i - 2."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        pass
+
+    def enter(self, new: NewSlot) -> None:
+        pass
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        shape = len(rows.slot), int(rows.num_drafts.max())
+        parents = (np.arange(shape[1], dtype=np.int32) - 2).clip(-1)
+        return Drafts(torch.zeros(shape, dtype=torch.int32, device=session.tokens.device), parents=parents)
 
 
 class Waited(Exception):

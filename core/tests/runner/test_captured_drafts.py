@@ -1,14 +1,20 @@
-"""Captured steps with drafts: which plans they compute, and that what pads their rows touches nothing."""
+"""Captured steps with drafts: which plans they compute, and that what pads their rows touches nothing. What a drafter
+may not answer."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+import remote
+import torch
 from harness import Driver, Request, choice, params, prompt, registry, start_message, started
 
+from engine.interfaces.drafter import Drafts
 from engine.interfaces.platform import CaptureKey
+from engine.plugin import Candidate
 from engine.runner.capture import padding_of, width_of, widths_of
 from engine.runner.worker import TorchWorker
 from engine.types.plan import ForcedDrafts, NewBlocks, NewSlot, StepPlan, StepResult
@@ -106,3 +112,39 @@ def test_padding() -> None:
     assert padding_of(plan([0, 0], [3, 3]), 4) is None and padding_of(plan([0], [0]), 1) is None
     assert widths_of("padded", 3, 32) == (1, 4) and widths_of("alike", 3, 4) == (1, 2, 3)
     assert widths_of("never", 3, 32) == widths_of("alike", 0, 32) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("branches", "parents", "probs", "found"),
+    [
+        (True, [-1, 1, 0], False, r"parents array\(\[-1,  1,  0\]\)$"),
+        (True, [-1, 0], False, r"parents array\(\[-1,  0\]\)$"),
+        (True, [-1, -2, 0], False, "parents"),
+        (True, [-1, -1, 0], True, "parents .* and probabilities"),
+        (False, [-1, 0, 1], False, "parents"),
+    ],
+)
+def test_trees_of_a_wrong_form_are_refused(
+    branches: bool, parents: list[int], probs: bool, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that follows itself, fewer parents than drafts, one that follows nothing; with probabilities; of a
+    drafter whose card announces none."""
+    drafts = Drafts(torch.zeros(1, 3, dtype=torch.int32), parents=np.array(parents))
+    drafts = drafts._replace(probs=torch.ones(1, 3, 61) / 61 if probs else None)
+    monkeypatch.setattr(remote.BranchingBody, "propose", lambda *_: drafts)
+    monkeypatch.setattr(remote.Branching, "branches", lambda options: branches)
+    candidates = registry(Candidate("drafter", "branching", 1, "harness", "1", "remote:Branching"))
+    drafter = choice(candidates, "drafter", "branching", options={"num_tokens": 3})
+    worker = TorchWorker(start_message(choices=(*start_message().choices, drafter)), candidates)
+    worker.start()
+    new = NewSlot(
+        slot=0, request_id="0", token_ids=np.array([5], np.int32), num_prompt_tokens=1, params=params(),
+        stop_token_ids=np.array([], np.int32),
+    )  # fmt: skip
+    blocks = [entries((0, 0, 1)), entries((0, 0, 2))]
+    told = step(worker, 0, [0], [4], new_slots=[new], new_blocks=blocks, num_drafts=np.array([3], np.int32))
+    assert told.errors is not None
+    asked = "chains, or trees without probabilities" if branches else "chains"
+    _, wanted, was, _ = told.errors[0]
+    assert wanted == f"drafts for 1 rows, at most 3 each: {asked}" and re.search(found, was)
+    worker.shutdown()

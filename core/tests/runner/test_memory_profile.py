@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from engine.interfaces.attention import AttentionLayer
 from engine.interfaces.model import State
 from engine.runner.attention import LayerAttention
-from engine.runner.memory_profile import OneOfEachKind
+from engine.runner.walk import OneOfEachKind
 
 
 class Block:

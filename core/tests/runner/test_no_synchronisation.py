@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,16 +15,17 @@ from remote import RemotePlatformBody, Waited, serving
 
 from engine.interfaces.executor import StepFuture
 from engine.plugin import Candidate
-from engine.runner.pooling import StepPooler
 from engine.runner.results import FailedStep
 from engine.runner.worker import TorchWorker
 from engine.types.params import SamplingParams
 from engine.types.plan import ForcedDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
 from engine.types.pooling import PoolingParams
+from engine_kit.step_pooler import StepPooler
 
 CANDIDATES = (
     Candidate("platform", "remote", 0, "harness", "1", "remote:RemotePlatform"),
     Candidate("attention", "remote", 0, "harness", "1", "remote:RemoteAttention"),
+    Candidate("drafter", "branching", 1, "harness", "1", "remote:Branching"),
 )
 ROWS, PROMPT, BLOCK = 6, 7, 4
 
@@ -90,7 +92,7 @@ class Steps:
         return self.step(1 + drafts, num_drafts=drafts, **fields)
 
 
-def steps(**changes: Any) -> Steps:
+def steps(drafts: str = "ngram", **changes: Any) -> Steps:
     found = registry(*CANDIDATES)
     plain = host_start()
     chosen = [c for c in plain.choices if c.point not in ("platform", "attention")]
@@ -101,7 +103,7 @@ def steps(**changes: Any) -> Steps:
             choice(found, "platform", "remote"),
             *(choice(found, "attention", "remote", kind) for kind in ("full", "sliding")),
             *(
-                (choice(found, "drafter", "ngram", options={"num_tokens": 3, **changes.pop("drafter")}),)
+                (choice(found, "drafter", drafts, options={"num_tokens": 3, **changes.pop("drafter")}),)
                 if "drafter" in changes
                 else ()
             ),
@@ -169,7 +171,8 @@ def test_pooling_waits_for_nothing(task: str) -> None:
                 num_computed=np.full(ROWS, first, np.int32),
                 num_tokens=np.full(ROWS, count, np.int32),
             )
-            pooler.pool(torch.zeros(count * ROWS, 8, device="meta"), plan)  # type: ignore[arg-type]
+            step = SimpleNamespace(plan=plan, hidden=torch.zeros(count * ROWS, 8, device="meta"))
+            pooler.launched(step)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("acceptance", ["exact", "rejection"])
@@ -181,6 +184,17 @@ def test_no_step_with_drafts_waits_for_the_device(acceptance: str) -> None:
         found.drafted(3, 1, 2)
         found.drafted(0, 3)
         found.drafted(2, given=2)
+        found.step()
+
+
+def test_no_step_with_trees_of_drafts_waits_for_the_device() -> None:
+    model = msgspec.structs.replace(host_start().model, attention_features=("tree",))
+    found = steps("branching", drafter={}, model=model)
+    with serving():
+        found.enter(GREEDY, DRAWN, EDITED)
+        found.drafted(3)
+        found.drafted(3, 1, 2)
+        found.drafted(0, 3)
         found.step()
 
 

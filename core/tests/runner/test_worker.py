@@ -13,12 +13,13 @@ import torch
 from harness import Driver, Request, choice, dense_logits, layout, params, prompt, registry, start_message, started
 
 from engine.interfaces.executor import StepFuture
-from engine.interfaces.ops import LATENT_OPERATIONS, OPERATIONS, OpsNeed
+from engine.interfaces.ops import FURTHER_OPERATIONS, OPERATIONS, OpsNeed
 from engine.interfaces.platform import CacheMemory
+from engine.interfaces.step import StepOutput
 from engine.plugin import Registry
 from engine.runner import assemble as assemble_module
+from engine.runner import worker as worker_module
 from engine.runner.assemble import assemble
-from engine.runner.memory_profile import largest_step
 from engine.runner.results import FailedStep, RunningStep
 from engine.runner.worker import TorchWorker
 from engine.types.errors import (
@@ -27,14 +28,17 @@ from engine.types.errors import (
     DeviceMemoryError,
     DriverImportError,
     EngineDeadError,
+    EngineError,
+    InvalidRequestError,
     KVCacheTooSmallError,
     ManifestError,
     UnfitDriverError,
 )
 from engine.types.parallel import Parallel, places
-from engine.types.plan import StepPlan
+from engine.types.plan import StepPlan, StepResult
 from engine.types.start import WorkerReady
 from engine_kit.dispatch_guard import DispatchGuard
+from engine_kit.memory_profile import largest_step
 from engine_reference.ops_torch.card import TorchOps
 from engine_reference.ops_torch.ops import TorchOpsBody
 from engine_reference.platform_host.platform import HostPlatformBody
@@ -73,6 +77,23 @@ def test_pool_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostPlatformBody, "kv_cache_memory", lambda *_: CacheMemory(-5, 77))
     with pytest.raises(KVCacheTooSmallError, match="77 bytes for steps"):
         ready(num_kv_pages=None)
+
+
+def test_a_stage_that_caches_nothing_leaves_the_number_of_pages_to_the_others() -> None:
+    start = start_message(num_kv_pages=None)
+    empty = msgspec.structs.replace(start, layout=layout().on_stage([]))
+    assert worker_module._profile(empty, None) is None  # type: ignore[arg-type]
+    assert worker_module._num_pages(empty, None) == 2**31 - 1
+    asked = msgspec.structs.replace(empty, num_kv_pages=7)
+    assert worker_module._num_pages(asked, None) == 7
+    assert allocated(worker_module._num_pages(empty, None), 0).shape == (2**31 - 1, 0)
+    nothing = msgspec.structs.replace(layout(), page_bytes=0, tables=(), groups=())
+    assert worker_module._num_pages(msgspec.structs.replace(start, layout=nothing), None) == 2
+
+
+def allocated(num_pages: int, page_bytes: int) -> torch.Tensor:
+    """A pool as the reference platform has it."""
+    return HostPlatformBody.allocate_pool(HostPlatformBody.__new__(HostPlatformBody), num_pages, page_bytes)
 
 
 def test_memory_that_ends_while_the_worker_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +156,17 @@ def test_manifest_is_complete(left_out: str, named: str) -> None:
         TorchWorker(msgspec.structs.replace(message, choices=choices), registry()).start()
 
 
+def test_profiles_where_no_package_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = TorchWorker(start_message())
+    with pytest.raises(InvalidRequestError, match="none is being taken"):
+        worker.stop_profile()
+    with pytest.raises(ConfigError, match="no folder for it; start the engine with --profile-dir"):
+        worker.start_profile()
+    monkeypatch.setattr("engine.plugin.loading.entry_points", lambda group: ())
+    with pytest.raises(EngineError, match="take a profile; no installed package brings 'profiler'"):
+        TorchWorker(start_message()).start_profile()
+
+
 def test_other_processes_choices_are_theirs() -> None:
     """An executor or tokenizer that this process does not know is no matter of the worker's."""
     message = start_message()
@@ -185,9 +217,44 @@ def test_each_operation_from_its_driver(monkeypatch: pytest.MonkeyPatch) -> None
     )
     parts = assemble(msgspec.structs.replace(message, choices=choices), found)
     bodies = {name: getattr(parts.ops, name).__self__ for name in vars(parts.ops)}
-    assert bodies.keys() == set(OPERATIONS) - set(LATENT_OPERATIONS)
+    assert bodies.keys() == set(OPERATIONS) - set(FURTHER_OPERATIONS)
     assert isinstance(bodies["add"], HalfOpsBody) and bodies["add"] is bodies["sample"]
     assert not isinstance(bodies["linear"], HalfOpsBody) and bodies["linear"] is bodies["pack_linear"]
+
+
+def test_a_drafter_may_not_ask_for_the_stream_of_a_layer_that_is_not_there() -> None:
+    message = start_message()
+    card = SimpleNamespace(needs=frozenset({"streams"}), streams=lambda target, options: (0, target.num_layers))
+    options = SimpleNamespace(acceptance="exact", num_tokens=2)
+    selection = SimpleNamespace(
+        card=card, options=options, candidate=harness.Candidate("drafter", "far", 1, "s", "1", "x:X")
+    )
+    chosen: Any = SimpleNamespace(
+        model=SimpleNamespace(unsupported_features=lambda: frozenset()),
+        names=lambda point: ["far"],
+        fit=lambda *asked: selection,
+        build=lambda *asked: object(),
+    )
+    context: Any = None
+    with pytest.raises(ContractError, match=rf"'far' for drafter; .*layers .0, {message.model.num_layers}."):
+        assemble_module._drafter(message, chosen, context)
+
+
+def test_a_card_that_raises_over_what_it_covers_is_named() -> None:
+    def covers(*asked: Any) -> bool:
+        raise KeyError("groups")
+
+    message = start_message()
+    model = msgspec.structs.replace(message.model, config={"quantization_config": {"quant_method": "x"}})
+    selection = SimpleNamespace(
+        card=SimpleNamespace(covers=covers), candidate=harness.Candidate("quantization", "odd", 0, "s", "1", "x:X")
+    )
+    chosen: Any = SimpleNamespace(fit=lambda *asked: selection)
+    asked = assemble_module._covers(msgspec.structs.replace(message, model=model), chosen)
+    assert asked is not None
+    with pytest.raises(ContractError, match="'odd' for quantization.*KeyError") as caught:
+        asked("model.layers.0.mlp", "linear")
+    assert "covers model.layers.0.mlp" in str(caught.value)
 
 
 def test_a_broken_body_is_named() -> None:
@@ -336,7 +403,12 @@ class SlowFetch:
 def test_future_waits() -> None:
     plan = plan_of(Request(prompt(3), params(), slot=0))
     plan.slot_of_row = np.zeros(4, np.int32)
-    future: StepFuture = RunningStep(plan, np.array([1, 3]), SlowFetch(0.2))
+    platform: Any = SimpleNamespace(to_host=lambda tensors: SlowFetch(0.2))
+
+    def put(result: StepResult, arrays: list[np.ndarray]) -> None:
+        result.tokens[[1, 3]] = arrays[0]
+
+    future: StepFuture = RunningStep(plan, [StepOutput((torch.zeros(2),), put)], platform)
     assert not future.done()
     with pytest.raises(TimeoutError, match="step 0"):
         future.result(timeout=0.01)

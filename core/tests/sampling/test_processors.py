@@ -161,7 +161,8 @@ def test_what_nobody_uses_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_host_tokens_come_with_the_slot_and_then_one_by_one() -> None:
     bench = Bench()
     bench.enter(2, [4, 5, 6], 2, extra_args={"note": 1})
-    bench.chain.take_host_tokens(KnownTokens(slot=np.array([2]), position=np.array([3]), token=np.array([9])))
+    known = KnownTokens(slot=np.array([2]), position=np.array([3]), token=np.array([9]))
+    bench.chain.begin(SimpleNamespace(known=known))  # type: ignore[arg-type]
     bench.apply([2], [4], torch.zeros(1, VOCAB))
     (call,) = bench.recorder.calls
     assert call.host_tokens is not None and call.host_tokens[2, :4].tolist() == [4, 5, 6, 9]

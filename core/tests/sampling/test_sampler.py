@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from engine.interfaces.ops import OPERATIONS
-from engine.sampling.parameters import SlotParameters
-from engine.sampling.sampler import SampledRows, Sampler
+from engine.sampling.sampler import SampledRows, Sampler, SlotParameters
 from engine.types.params import SamplingParams
 from engine.types.plan import NewSlot
 from engine_kit.philox import uniform
@@ -151,3 +150,11 @@ def test_a_temperature_that_float32_cannot_hold_is_not_greedy_by_accident(bench:
     assert bench.parameters.temperature[0] > 0
     tokens, _ = bench.draw([0], [4], torch.tensor([[0.0, 3.0, 3.0, *[0.0] * 17]]))
     assert tokens.item() in (1, 2)
+
+
+def test_a_draft_of_such_a_temperature_says_what_it_was_drawn_from(bench: Bench) -> None:
+    bench.enter(0, temperature=1e-60)
+    logits = torch.tensor([[0.0, 3.0, 3.0, *[-torch.inf] * 17]])
+    tokens, q = bench.sampler.draft(logits, np.array([0], np.int32), np.array([4], np.int32), with_probs=True)
+    assert tokens.item() in (1, 2) and q is not None
+    torch.testing.assert_close(q, torch.tensor([[0.0, 0.5, 0.5, *[0.0] * 17]]))

@@ -7,6 +7,7 @@ import pytest
 from cores import LAYOUTS
 from steps import finish, make_scheduler, plan, request
 
+from engine.kv.hashing import root_hash
 from engine.kv.matching import Sequence
 from engine.scheduling.scheduler import Scheduler
 from engine.types.outputs import CoreOutput
@@ -102,7 +103,7 @@ def test_who_shares_its_pages_goes_on(layout: str) -> None:
     scheduler.check_integrity()
     assert list(scheduler.requests) == ["b"]
     kv, shared = scheduler.kv, np.arange(18, dtype=np.int32)
-    assert kv.match(Sequence([], kv.root_hash(None), shared), 17).num_tokens == 0
+    assert kv.match(Sequence([], root_hash(None), shared), 17).num_tokens == 0
     for _ in range(2):
         plan(scheduler)
         finish(scheduler)
@@ -112,7 +113,7 @@ def test_who_shares_its_pages_goes_on(layout: str) -> None:
         plan(scheduler)
         finish(scheduler)
     whole = 17 // kv.block_size * kv.block_size
-    assert kv.match(Sequence([], kv.root_hash(None), shared), 17).num_tokens >= min(16, whole)
+    assert kv.match(Sequence([], root_hash(None), shared), 17).num_tokens >= min(16, whole)
 
 
 @layouts

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from masking import driver_of
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.grammar import MAX_ROLLBACK, Matcher
-from engine.scheduling.structured import Constraints, DraftedRow, ReasoningGate, draft_masks
+from engine.interfaces.grammar import MAX_ROLLBACK
+from engine.scheduling.matchers import DraftedRow, RequestMatcher, draft_masks, fill_masks
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_reference.grammar_choice import ChoiceBody
@@ -21,21 +22,18 @@ TEXTS = ["abcdef", "abab", "cdcd", "a", "fedcba"]
 GRAMMAR = ChoiceBody(GrammarContext(vocab_size=SIZE, vocabulary=lambda: PIECES))
 
 
-def fill(matchers: Any, rows: np.ndarray, bits: np.ndarray) -> None:
-    Constraints(GRAMMAR, SIZE)._fill(matchers, rows, bits)
+DRIVER = driver_of(GRAMMAR)
 
 
-def behind(tokens: list[int], start: list[int] | None) -> Matcher:
-    matcher = GRAMMAR.compile(StructuredOutputsParams(choice=TEXTS), (END,))
-    if start is not None:
-        matcher = ReasoningGate(matcher, start)
+def behind(tokens: list[int], start: list[int] | None) -> RequestMatcher:
+    matcher = RequestMatcher(GRAMMAR.compile(StructuredOutputsParams(choice=TEXTS), (END,)), DRIVER, start)
     assert matcher.accept(tokens) == len(tokens)
     return matcher
 
 
-def mask(matcher: Matcher) -> int:
+def mask(matcher: RequestMatcher) -> int:
     bits = np.zeros((1, 1), np.int32)
-    fill([matcher], np.zeros(1, np.int32), bits)
+    fill_masks([matcher], np.zeros(1, np.int32), bits)
     return int(bits[0, 0])
 
 
@@ -68,10 +66,10 @@ def test_each_place_has_the_mask_of_a_matcher_that_came_there_as_output(seed: in
         stops = frozenset({END, *([rng.randrange(SIZE)] if rng.random() < 0.2 else [])})
         rows.append(DraftedRow(matcher, drafts, stops))
         known.append((tokens, start))
-    found = draft_masks(rows, 1, fill)
-    assert found.bits.dtype == np.int32 and len(found.bits) == found.counts.sum()
-    bits = iter(found.bits[:, 0].tolist())
-    for (tokens, start), row, count in zip(known, rows, found.counts.tolist(), strict=True):
+    counts, masks = draft_masks(rows, 1)
+    assert masks.dtype == np.int32 and len(masks) == counts.sum()
+    bits = iter(masks[:, 0].tolist())
+    for (tokens, start), row, count in zip(known, rows, counts.tolist(), strict=True):
         for place in range(count):
             assert next(bits) == mask(behind([*tokens, *row.drafts[:place]], start))
         # It ends where no draw counts, and nowhere else.
@@ -86,7 +84,7 @@ def test_each_place_has_the_mask_of_a_matcher_that_came_there_as_output(seed: in
 
 
 def test_a_matcher_that_gives_up_on_the_way() -> None:
-    class Weak(type(behind([], None))):  # type: ignore[misc]
+    class Weak(type(behind([], None).matcher)):  # type: ignore[misc]
         def accept(self, tokens: Any) -> int:
             if tokens == [1]:
                 raise InvalidRequestError("go on", "it is too hard")
@@ -95,11 +93,11 @@ def test_a_matcher_that_gives_up_on_the_way() -> None:
         def rollback(self, num_tokens: int) -> None:
             raise AssertionError("it has no place to go back to")
 
-    strong, made = behind([], None), behind([], None)
-    weak = Weak(made.node, made._ends)  # type: ignore[attr-defined]
+    strong, made = behind([], None), behind([], None).matcher
+    weak = RequestMatcher(Weak(made.node, made._ends), DRIVER)  # type: ignore[attr-defined]
     rows = [DraftedRow(matcher, [0, 1, 2], frozenset()) for matcher in (weak, strong)]
-    found = draft_masks(rows, 1, fill)
-    assert found.counts.tolist() == [2, 4]
+    counts, _ = draft_masks(rows, 1)
+    assert counts.tolist() == [2, 4]
     assert mask(strong) == mask(behind([], None))
 
 
@@ -108,7 +106,6 @@ def test_a_matcher_that_gives_up_on_the_way() -> None:
 def test_a_deferred_constraint_rolls_back_over_its_beginning(start: list[int], seed: int) -> None:
     rng = random.Random(seed)
     matcher, tokens = behind([], start), []
-    assert isinstance(matcher, ReasoningGate)
     for _ in range(60):
         for token in rng.choices([2, 2, 3, 3, *range(END)], k=rng.randint(0, 9)):
             if matcher.accept([token]):
@@ -118,5 +115,4 @@ def test_a_deferred_constraint_rolls_back_over_its_beginning(start: list[int], s
             matcher.rollback(back)
             del tokens[-back:]
         fresh = behind(tokens, start)
-        assert isinstance(fresh, ReasoningGate)
         assert (matcher.started, matcher.finished, mask(matcher)) == (fresh.started, fresh.finished, mask(fresh))

@@ -21,7 +21,7 @@ def test_who_needs_lent_pages_waits_for_them() -> None:
     scheduler = make_scheduler(num_pages=5)
     scheduler.add(request("lender", [1] * 12, max_tokens=1))
     made = plan(scheduler)
-    lease = scheduler.kv.leases.lend(pages_of(scheduler, made.new_slots[0].slot))
+    lease = scheduler.kv.pool.lend(pages_of(scheduler, made.new_slots[0].slot))
     finish(scheduler)
     assert not scheduler.requests and scheduler.kv.pool.num_held == 3
     scheduler.check_integrity()
@@ -29,7 +29,7 @@ def test_who_needs_lent_pages_waits_for_them() -> None:
     plan(scheduler)  # there is one page
     finish(scheduler)
     assert scheduler.schedule() is None and "next" in scheduler.requests and not scheduler.take_notices()
-    scheduler.kv.leases.give_back(lease)
+    scheduler.kv.pool.give_back(lease)
     (end,) = run(scheduler)
     assert end.request_id == "next" and end.finish_reason is FinishReason.LENGTH
     scheduler.check_integrity()
@@ -51,13 +51,13 @@ def test_whatever_the_order_nothing_is_lost(seed: int) -> None:
         elif choice == 1 and scheduler.running:
             held = pages_of(scheduler, rng.choice(list(scheduler.running.values())).slot)
             if held.size:
-                lease = scheduler.kv.leases.lend(held)
+                lease = scheduler.kv.pool.lend(held)
                 leases[lease] = held
                 content[lease] = held.tolist()
         elif choice == 2 and leases:
             lease = rng.choice(list(leases))
             assert leases.pop(lease).tolist() == content.pop(lease)
-            scheduler.kv.leases.give_back(lease)
+            scheduler.kv.pool.give_back(lease)
         elif choice == 3 and rng.random() < 0.3 and scheduler.requests:
             scheduler.abort([rng.choice(list(scheduler.requests))])
         elif (made := scheduler.schedule()) is not None or scheduler.outstanding:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steps import finish, make_scheduler, plan, request, rows
 
-from engine.scheduling.prefill import share_budget
+from engine.scheduling.admission import share_budget
 
 
 def test_decodes_and_short_prompts_go_on_beside_a_long_prompt() -> None:

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from masking import driver_of
 
-from engine.scheduling.structured import ReasoningGate
+from engine.scheduling.matchers import RequestMatcher
 
 
 class Recorder:
@@ -36,7 +37,7 @@ class Recorder:
 )
 def test_what_it_hears(tokens: list[int], start: list[int], cuts: list[int]) -> None:
     inner = Recorder()
-    matcher = ReasoningGate(inner, start)
+    matcher = RequestMatcher(inner, driver_of(None), start)
     bounds = sorted({0, len(tokens), *(cut for cut in cuts if cut < len(tokens))})
     for begin, end in pairwise(bounds):
         assert matcher.accept(tokens[begin:end]) == end - begin
@@ -46,5 +47,5 @@ def test_what_it_hears(tokens: list[int], start: list[int], cuts: list[int]) -> 
 
 
 def test_what_is_refused_behind_the_start() -> None:
-    matcher = ReasoningGate(Recorder(), [5])
+    matcher = RequestMatcher(Recorder(), driver_of(None), [5])
     assert matcher.accept([9, 5, 1, 9, 1]) == 3

@@ -11,6 +11,7 @@ from cores import LAYOUTS, layout_of, make_core, sliding
 from paged_worker import alone
 from steps import SETTINGS, finish, make_scheduler, plan, request, rows, run
 
+from engine.interfaces.kv_connector import Transferred
 from engine.loop.engine_core import EngineCore
 from engine.types.errors import ContractError, InvalidRequestError, PromptTooLongError
 from engine.types.outputs import CoreOutput
@@ -318,11 +319,13 @@ def test_errors_that_are_none_are_found_out(errors: Any) -> None:
 
 @pytest.mark.parametrize("pages", [[-1], [10_000], [[1]], [1.0]])
 def test_failed_pages_that_are_none_are_found_out(pages: list[Any]) -> None:
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(swap_pages=1)
     scheduler.add(request("a"))
     step = plan(scheduler).step_id
-    with pytest.raises(ContractError, match="failed_pages"):
-        scheduler.update(StepResult(step_id=step, tokens=np.array([3], np.int32), failed_pages=np.array(pages)))
+    half = scheduler.connectors.members[0].half
+    half.take = lambda news: Transferred(failed=np.array(pages))  # type: ignore[method-assign]
+    with pytest.raises(ContractError, match="take names pages"):
+        scheduler.update(StepResult(step_id=step, tokens=np.array([3], np.int32), news={"host": [b"1"]}))
 
 
 def test_the_worker_and_its_oracle_agree() -> None:

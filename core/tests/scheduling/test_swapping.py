@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def copies(made: StepPlan) -> Copies | None:
 
 def used(scheduler: Scheduler) -> int:
     assert scheduler.swapping is not None
-    return scheduler.swapping.connector.usage().used
+    return scheduler.swapping.connector.half.usage().used
 
 
 def swapped_out(**changes: int) -> tuple[Scheduler, StepPlan]:
@@ -171,7 +172,7 @@ def test_only_what_a_window_still_sees_is_kept(layout: str) -> None:
     finish(scheduler)
     kv, b = scheduler.kv, scheduler.requests["b"]
     computed = int(scheduler.slots.computed[b.slot])
-    wanted = sum(t.blocks(computed) - t.first_needed(computed) for t in kv.growing)
+    wanted = sum(t.blocks(computed) - t.first_needed(computed) for t in kv.tables)
     scheduler.states.preempt(b)
     assert used(scheduler) == wanted
     done = copies(plan(scheduler))  # it comes back at once: there is room
@@ -192,12 +193,12 @@ def test_the_warning_comes_first_and_then_every_fiftieth_time(caplog: pytest.Log
 def test_places_are_not_filled_anew_by_the_plan_that_reads_them() -> None:
     scheduler, _ = swapped_out()
     assert scheduler.swapping is not None
-    connector = scheduler.swapping.connector
+    connector = scheduler.swapping.connector.half
     total = connector.usage().total
     connector.swap_in("b", np.arange(3, dtype=np.int32), np.array([1, 2, 3], np.int32))
     assert connector.swap_out("x", np.arange(1, total - 2, dtype=np.int32))
     assert not connector.swap_out("y", np.array([4], np.int32)), "b's places are read by this very plan"
-    connector.plan_metadata()
+    connector.plan_section()
     assert connector.swap_out("y", np.array([4], np.int32))
 
 
@@ -212,7 +213,7 @@ def test_a_failed_load_costs_what_chains_on_it() -> None:
     while scheduler.outstanding[0] is not made:
         finish(scheduler)
     tokens = np.where(made.samples, 7, -1).astype(np.int32)
-    scheduler.update(StepResult(step_id=made.step_id, tokens=tokens, failed_pages=done.in_page[:1]))
+    scheduler.update(StepResult(step_id=made.step_id, tokens=tokens, news={"host": [done.in_page[:1].tobytes()]}))
     scheduler.check_integrity()
     assert kv.num_resets == before
 
@@ -224,8 +225,8 @@ def test_a_failed_load_costs_what_chains_on_it() -> None:
     assert outputs[-1].finish_reason is not None and found([2] * 12) == 12
 
 
-def test_a_failed_load_where_somebody_has_left_whose_id_is_used_again() -> None:
-    """What the first of them may have cached goes, whoever has its id now."""
+def test_what_is_loaded_is_nobody_elses_before_its_result_is_there() -> None:
+    """So what fails has spoilt nobody else, nor what somebody has cached who has left meanwhile."""
     scheduler = make_scheduler(swap_pages=50)
     scheduler.add(request("b", [2] * 13))
     plan(scheduler)
@@ -235,13 +236,16 @@ def test_a_failed_load_where_somebody_has_left_whose_id_is_used_again() -> None:
     done = copies(made)
     assert done is not None and done.in_page.size == 1
     scheduler.add(request("c", [*[2] * 13, 3, 3, 3, 3]))
-    assert [new.request_id for new in plan(scheduler).new_slots] == ["c"]
+    then = plan(scheduler)
+    assert [new.request_id for new in then.new_slots] == ["c"]
+    named = [pages.page for pages in then.new_blocks] + [[] if then.copies is None else then.copies.source]
+    assert not np.isin(np.concatenate(named), done.in_page).any()
     scheduler.abort(["c"])
     scheduler.add(request("c", [5] * 4))
     before = scheduler.kv.num_resets
     tokens = np.where(made.samples, 7, -1).astype(np.int32)
-    scheduler.update(StepResult(step_id=made.step_id, tokens=tokens, failed_pages=done.in_page))
-    assert scheduler.kv.num_resets == before + 1
+    scheduler.update(StepResult(step_id=made.step_id, tokens=tokens, news={"host": [done.in_page.tobytes()]}))
+    assert scheduler.kv.num_resets == before
     run(scheduler)
 
 
@@ -258,7 +262,7 @@ def test_a_load_that_is_refused_costs_nobody_else_in_the_step(monkeypatch: pytes
     def swap_in(*args: object) -> None:
         raise RuntimeError("it is gone")
 
-    monkeypatch.setattr(scheduler.swapping.connector, "swap_in", swap_in)
+    monkeypatch.setattr(scheduler.swapping.connector.half, "swap_in", swap_in)
     made = plan(scheduler)
     assert [new.request_id for new in made.new_slots] == ["a", "b"] and list(scheduler.requests) == ["b"]
     of_b = made.slot_of_row.tolist().index(scheduler.requests["b"].slot)
@@ -266,6 +270,30 @@ def test_a_load_that_is_refused_costs_nobody_else_in_the_step(monkeypatch: pytes
     ends = [output for output in run(scheduler) if output.finish_reason is not None]
     assert [(end.request_id, end.error is None) for end in ends] == [("a", False), ("b", True)]
     assert used(scheduler) == 0
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_a_tier_has_kept_when_it_raises_is_given_back(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler(swap_pages=50)
+    scheduler.add(request("a"))
+    scheduler.add(request("b", 7))
+    plan(scheduler)
+    finish(scheduler)
+    assert scheduler.swapping is not None
+    connector = scheduler.swapping.connector.half
+    keep = connector.swap_out
+
+    def swap_out(*args: Any) -> bool:
+        assert before or keep(*args)
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(connector, "swap_out", swap_out)
+    scheduler.states.preempt(scheduler.requests["b"])
+    ends = {output.request_id: output for output in run(scheduler) if output.finish_reason is not None}
+    assert "no more" in str(ends["b"].error) and ends["a"].error is None
+    assert scheduler.states.preemptions.num_swap_full == 0
+    assert connector.usage().used == 0 and used(scheduler) == 0
+    scheduler.check_integrity()
 
 
 def test_a_queue_that_raises_over_a_swapped_request_ends_that_one(monkeypatch: pytest.MonkeyPatch) -> None:

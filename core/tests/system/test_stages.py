@@ -23,6 +23,10 @@ PARALLEL = (
     Parallel(pp=3),
     Parallel(pp=2, tp=2),
 )
+TWO_CAPTURED = pytest.param(PARALLEL[0], marks=pytest.mark.slow)
+"""Two even stages run in `test_captured_decode_steps`."""
+THREE_CROWDED = pytest.param(PARALLEL[2], marks=pytest.mark.slow)
+"""Three run in `test_in_a_crowded_cache`."""
 
 
 def run(schedule: Schedule, seed: int, parallel: Parallel, buckets: bool = False) -> None:
@@ -39,22 +43,22 @@ def run(schedule: Schedule, seed: int, parallel: Parallel, buckets: bool = False
     event(f"under way: {executor.most_in_flight}")
 
 
-@pytest.mark.parametrize("parallel", PARALLEL, ids=str)
+@pytest.mark.parametrize("parallel", [TWO_CAPTURED, PARALLEL[1], THREE_CROWDED, PARALLEL[3]], ids=str)
 @given(schedule=schedules(VOCAB, max_requests=6), seed=st.integers(0, 2**32))
-@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_request_gets_the_tokens_that_it_gets_alone(parallel: Parallel, schedule: Schedule, seed: int) -> None:
     run(schedule, seed, parallel)
 
 
-@pytest.mark.parametrize("parallel", PARALLEL[1:3], ids=str)
+@pytest.mark.parametrize("parallel", [pytest.param(PARALLEL[1], marks=pytest.mark.slow), PARALLEL[2]], ids=str)
 @given(schedule=schedules(VOCAB, max_requests=5, crowded=True), seed=st.integers(0, 2**32))
-@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 def test_in_a_crowded_cache(parallel: Parallel, schedule: Schedule, seed: int) -> None:
     run(schedule, seed, parallel)
 
 
 @given(schedule=schedules(VOCAB, max_requests=6), seed=st.integers(0, 2**32))
-@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 def test_captured_decode_steps(schedule: Schedule, seed: int) -> None:
     """Each stage replays its own, padded to buckets; what travels has the plan's rows."""
     run(schedule, seed, PARALLEL[0], buckets=True)
@@ -75,7 +79,7 @@ def test_a_stage_computes_while_the_next_one_does() -> None:
         enable_prefix_caching=False, hold=False,
     )  # fmt: skip
     like = replace(settings, in_flight=1, num_drafts=0, adaptive=True)
-    crew: Any = worker_for(like, False, PARALLEL[0])[0]
+    crew: Any = worker_for(like, False, PARALLEL[0], False)[0]  # as `make_core` asks for it: kept by what it is asked
     began = [threading.Event() for _ in range(40)]
     waited: list[bool] = []
     first, last = crew.workers

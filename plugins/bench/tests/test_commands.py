@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from engine.cli.main import main
+from engine_bench import latency, speculation
 
 SMALL = ("--max-model-len", "256", "--max-num-seqs", "8", "--kv-cache-memory", "16MiB")
 
@@ -67,7 +69,9 @@ def ordered(figures: dict, name: str, *quantiles: int) -> None:
     assert values == sorted(values) and values[0] >= 0, (name, values)
 
 
-def test_latency(bench):
+def test_latency(bench, monkeypatch):
+    """The machine is probed once, which takes seconds."""
+    monkeypatch.setattr(latency, "probe", functools.cache(latency.probe))
     _, figures = bench("latency", "tiny", "--input-len", "40", "--output-len", "6", "--repeats", "2", *SMALL)
     assert (figures["bench"], figures["model"], figures["output_tokens"]) == ("latency", "tiny", 12)
     for name in ("ttft_ms", "itl_ms", "e2e_ms"):
@@ -206,9 +210,97 @@ def test_a_server_that_dies_is_counted(tmp_path):
         (["serve", "--plot", "/no/such/folder/x.png"], "folder"),
         (["latency", "--data-parallel-size", "2"], "leave data_parallel_size out"),
         (["latency", "--repaets", "2"], "--repeats"),
+        (["speculation", "--drafter", "ngram"], "name it by --draft"),
+        (["speculation", "--draft", "ngram,min_match"], "NAME,option=value"),
+        (["speculation", "--draft", "=3,min_match=2"], "NAME,option=value"),
+        (["speculation", "--draft", "suffix,num_tokens=9"], "num_tokens would not count"),
+        (["speculation", "--num-tokens", "0"], "write numbers from 1 to 64"),
+        (["speculation", "--num-tokens", "2.5"], "write whole numbers from 1 to 64"),
+        (["speculation", "--right", "often"], "write numbers from 0 to 1"),
         (["nonsense"], "nonsense"),
     ],
 )
 def test_mistakes_are_told(program, arguments, message):
     code, _, err = program(*arguments)
     assert code == 2 and message in err
+
+
+def test_speculation(bench, monkeypatch):
+    """One drafter, and one that knows every answer: then all drafts are accepted, and steps give 1 + k tokens."""
+    monkeypatch.setattr(speculation, "PROMPTS", {"facts": (("What is seven times eight?",), ("Say hello.", "Again."))})
+    lines, figures = bench(
+        "speculation", "tiny", "--dtype", "float64", "--num-tokens", "3", "--right", "1", "--draft",
+        "suffix,min_match=2", "--output-len", "12", *SMALL,
+    )  # fmt: skip
+    assert figures["bench"] == "speculation" and figures["tokens"] > 10 and figures["none_tokens_per_s"] > 0
+    assert figures["known_100_k3_accepted_share"] == 1 and figures["known_100_up_to_3_accepted_share"] == 1
+    assert 2 < figures["known_100_k3_accepted_length"] <= 4, "shorter at an answer's end"
+    for name in ("suffix_k3", "suffix_up_to_3", "known_100_k3"):
+        assert 0 <= figures[f"{name}_accepted_share"] <= 1 <= figures[f"{name}_accepted_length"]
+        assert figures[f"{name}_speedup"] == pytest.approx(
+            figures[f"{name}_tokens_per_s"] / figures["none_tokens_per_s"], rel=1e-3
+        )
+        assert figures[f"{name}_facts_speedup"] > 0 and figures[f"{name}_step"] > 0
+    assert any(line.split()[:3] == ["suffix", "up", "to"] for line in lines)
+
+
+def test_speculation_of_a_tree_has_as_many_drafts_as_the_tree(bench, monkeypatch):
+    """Its paths have commas, and may be more than the numbers that are asked for."""
+    pytest.importorskip("engine_drafters")
+    monkeypatch.setattr(speculation, "PROMPTS", {"facts": (("What is seven times eight?",),)})
+    _, figures = bench(
+        "speculation", "tiny", "--num-tokens", "2", "--right", "none", "--draft",
+        "medusa,tree=[[0],[0,0],[1]]", "--output-len", "8", *SMALL,
+    )  # fmt: skip
+    assert figures["medusa_k3_accepted_length"] >= 1 and figures["medusa_up_to_3_accepted_length"] >= 1
+    assert not any("_k2_" in name for name in figures)
+
+
+def test_a_comma_in_a_value_is_no_end_of_it():
+    found = speculation.parse_drafters(["medusa,tree=[[0],[1, 0]],model=a=b", "ngram"])
+    assert found == [("medusa", {"tree": "[[0],[1, 0]]", "model": "a=b"}), ("ngram", {})]
+
+
+def test_speculation_needs_answers_of_two_tokens(program, monkeypatch):
+    monkeypatch.setattr(speculation, "PROMPTS", {"facts": (("What is seven times eight?",),)})
+    code, _, err = program("speculation", "tiny", "--output-len", "1", *SMALL)
+    assert code == 2 and "every answer ended with its first token" in err and "a larger --output-len" in err
+
+
+def test_speculation_leaves_out_what_cannot_be_used(bench, monkeypatch):
+    monkeypatch.setattr(speculation, "PROMPTS", {"facts": (("What is seven times eight?",),)})
+    monkeypatch.setattr(speculation, "_installed", lambda: ["nobody"])
+    lines, figures = bench("speculation", "tiny", "--num-tokens", "2", "--output-len", "3", *SMALL)
+    assert figures["none_tokens_per_s"] > 0 and not any("_k2_" in name for name in figures)
+    assert any(line.startswith("nobody is left out: ") for line in lines)
+    assert any(line.startswith("known is left out: ") for line in lines)
+
+
+def test_kv(bench):
+    """Each tier gives all that it was to keep in every turn, or the run would warn of it."""
+    pytest.importorskip("engine_connectors")
+    lines, figures = bench(
+        "kv", "tiny", "--prompt-len", "64", "--turns", "2", "--tiers", "device,host,file,tcp,tcp-push",
+        "--max-model-len", "256", "--max-num-seqs", "2",
+    )  # fmt: skip
+    assert (figures["bench"], figures["prompt_len"], figures["turns"]) == ("kv", 64, 2)
+    assert not any("was computed" in line for line in lines)
+    for name in ("computed", "device", "host", "file", "tcp", "tcp_push"):
+        assert figures[f"{name}_ttft_ms"] > 0 and figures[f"{name}_of_computed"] > 0
+        assert (f"{name}_gb_s" in figures) == (name not in ("computed", "device"))
+    assert figures["moved_bytes"] > 0 and figures["machine_copy_gb_s_before"] > 0
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (("--tiers", "device,tape"), "there is no such tier"),
+        (("--prompt-len", "100"), "give a multiple of 16"),
+        (("--question-len", "17"), "give at most 16"),
+        (("--kv-connector", "file"), "name them by --tiers"),
+        (("--prompt-len", "64", "--tiers", "redis", "--redis-url", "redis://127.0.0.1:1"), "no server answers"),
+    ],
+)
+def test_kv_refuses(program, flags, said):
+    code, _, err = program("kv", "tiny", *SMALL, *flags)
+    assert code != 0 and said in err

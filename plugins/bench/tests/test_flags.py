@@ -6,11 +6,12 @@ import argparse
 
 import pytest
 
-from engine.cli.flags import canonical, merged_settings
+from engine.cli.main import canonical
 from engine_bench import serve
 from engine_bench.command import _KINDS, Bench
 from engine_bench.kinds import Kind, run_kind, server_flags
 from engine_bench.report import Report
+from engine_kit.flags import merged_settings
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.types.errors import ConfigError
-from engine_bench.plot import check_plot, draw_plot
+from engine_bench.plot import check_plot, draw_lines, draw_plot
 from engine_bench.report import Report, histogram
 
 
@@ -53,6 +53,9 @@ def test_a_plot_is_a_picture(tmp_path):
     path = tmp_path / "plot.png"
     check_plot(str(path))
     draw_plot(str(path), "title", {"a": [1.0, 2.0, 4.0], "nothing": []})
+    assert path.read_bytes().startswith(b"\x89PNG")
+    path.unlink()
+    draw_lines(str(path), "title", "drafts", "speed", {"all": {"one": [(2, 0.5), (4, 1.5)]}, "nothing": {}})
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

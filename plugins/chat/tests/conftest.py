@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli.main import main
-from engine.frontend.assemble import Frontend
-from engine.frontend.client import InProcessClient
+from engine.frontend.assemble import Frontend, InProcessClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.output_processor import OutputProcessor
 from engine.llm import LLMEngine

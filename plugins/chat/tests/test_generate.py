@@ -46,9 +46,7 @@ class FakeEngine:
 
     @property
     def frontend(self):
-        return types.SimpleNamespace(
-            inputs=types.SimpleNamespace(chat=types.SimpleNamespace(render=lambda messages: {"prompt": messages}))
-        )
+        return types.SimpleNamespace(inputs=types.SimpleNamespace(render_chat=lambda messages: {"prompt": messages}))
 
     def shutdown(self):
         self.asked["shutdown"] = True

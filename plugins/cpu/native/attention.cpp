@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <vector>
 
 namespace engine_cpu {
 
@@ -42,5 +43,46 @@ AttentionScratch::Claim::Claim(AttentionScratch& scratch) {
 }
 
 AttentionScratch::Claim::~Claim() { taken_->store(false, std::memory_order_release); }
+
+namespace {
+
+constexpr std::size_t GROUP = 16;  // tokens of a group of keys in a page
+
+// Calls f with each element of a slot's keys, then of its values, in one order.
+template <typename T, std::size_t PAIR, typename F>
+void for_elements(const PagedCache& cache, std::int64_t slot, F&& f) {
+    const auto place = static_cast<std::size_t>(slot);
+    const std::size_t size = cache.size, block = cache.block, offset = place % block;
+    const std::size_t first = offset / GROUP * GROUP, stride = std::min(GROUP, block - first) * PAIR;
+    auto* page = reinterpret_cast<T*>(static_cast<std::byte*>(cache.base) + place / block * cache.page_stride);
+    for (std::size_t head = 0; head < cache.heads; ++head, page += 2 * block * size) {
+        T* key = page + first * size + (offset - first) * PAIR;
+        for (std::size_t i = 0; i < size; i += PAIR, key += stride)
+            for (std::size_t j = 0; j < PAIR; ++j) f(key[j]);
+        T* value = page + block * size + offset / PAIR * size * PAIR + offset % PAIR;
+        for (std::size_t i = 0; i < size; ++i) f(value[i * PAIR]);
+    }
+}
+
+template <typename T, std::size_t PAIR>
+void move(const PagedCache& cache, const std::int64_t* source, const std::int64_t* destination, std::size_t count) {
+    std::vector<T> read;
+    read.reserve(count * cache.heads * cache.size * 2);
+    for (std::size_t i = 0; i < count; ++i)
+        for_elements<T, PAIR>(cache, source[i], [&](const T& x) { read.push_back(x); });
+    const T* next = read.data();
+    for (std::size_t i = 0; i < count; ++i)
+        for_elements<T, PAIR>(cache, destination[i], [&](T& x) { x = *next++; });
+}
+
+}  // namespace
+
+void attention_move(const PagedCache& cache, const std::int64_t* source, const std::int64_t* destination,
+                    std::size_t count) {
+    if (cache.dtype == DType::float32)
+        move<std::uint32_t, 1>(cache, source, destination, count);
+    else
+        move<std::uint16_t, 2>(cache, source, destination, count);
+}
 
 }  // namespace engine_cpu

@@ -54,8 +54,13 @@ struct AttentionForward {
     float scale, soft_cap;                 // soft_cap 0: none
     std::int64_t window;                   // 0: none
     const float* sinks;                    // [heads * group], or null
-    const float* slopes;                   // [heads * group], or null
+    const float* slopes;                   // [heads * group], or null; null where there are trees
+    const std::uint64_t* hidden = nullptr;  // [tokens], or null: trees of drafts
 };
+
+// Stores at slots `destination` [count] what is stored at slots `source` [count]; all is read before any is written.
+void attention_move(const PagedCache& cache, const std::int64_t* source, const std::int64_t* destination,
+                    std::size_t count);
 
 // What a call computes in. It belongs to whoever calls, keeps its address, and serves one call at a time.
 class AttentionScratch {

@@ -49,8 +49,11 @@ struct Layout {
         return format == Format::int4 ? groups() * PANEL * 2 + units() * 64 : units() * PANEL * 4;
     }
     std::size_t bytes() const { return panels() * panel_bytes(); }
-    // What the kernels need for so many rows: their units, and for quantised rows a scale and an offset for each group.
-    std::size_t scratch_bytes(std::size_t rows) const { return rows * (units() * 4 + (quantized() ? groups() * 8 : 0)); }
+    // What the kernels need for so many rows: their units, of bfloat16 as floats, and for quantised rows a scale and an
+    // offset for each group.
+    std::size_t scratch_bytes(std::size_t rows) const {
+        return rows * (units() * (format == Format::bfloat16 ? 8 : 4) + (quantized() ? groups() * 8 : 0));
+    }
 };
 
 }  // namespace engine_cpu

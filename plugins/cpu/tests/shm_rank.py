@@ -1,5 +1,5 @@
-"""Ranks as processes: `python shm_rank.py SIZE FOLDER WORK` forks itself, and says in JSON on stdout with which exit
-code and with which words each of them ended."""
+"""Ranks as processes: `python shm_rank.py WORK SIZE FOLDER ...` forks itself for each of these meetings in turn, and
+says on stdout, in a line of JSON for each, with which exit code and with which words each of its ranks ended."""
 
 from __future__ import annotations
 
@@ -81,10 +81,16 @@ def forked(rank: int, size: int, folder: str, work: str) -> tuple[int, int]:
         os._exit(code)
 
 
-if __name__ == "__main__":
-    ranks = [forked(rank, int(sys.argv[1]), *sys.argv[2:]) for rank in range(int(sys.argv[1]))]
-    ended = []
+def meet(work: str, size: int, folder: str) -> list[tuple[int, str]]:
+    """(exit code, answer) of each rank."""
+    ranks, ended = [forked(rank, size, folder, work) for rank in range(size)], []
     for pid, pipe in ranks:
         with open(pipe) as lines:
-            ended.append((lines.read(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-    print(json.dumps([(code, answer) for answer, code in ended]))
+            said = lines.read()
+        ended.append((os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said))
+    return ended
+
+
+if __name__ == "__main__":
+    for work, size, folder in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3], strict=True):
+        print(json.dumps(meet(work, int(size), folder)), flush=True)

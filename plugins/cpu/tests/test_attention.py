@@ -93,7 +93,7 @@ def test_ragged_batches(
 
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES, ids=str)
-@pytest.mark.parametrize("group", [1, 2, 4, 7, 8, 100])
+@pytest.mark.parametrize("group", [1, 7, 100, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 8))])
 def test_long_rows(body: Any, dtype: torch.dtype, kv_dtype: torch.dtype | None, group: int) -> None:
     """More segments than one, several tiles, a window in the middle; with queries in any order."""
     form = Form(heads=1, group=group, size=64, dtype=dtype, kv_dtype=kv_dtype)

@@ -60,6 +60,7 @@ class TestOps(OpsConformance):
 
 class TestOpsScalar(OpsConformance):
     driver, options = "cpu", {"level": "scalar"}
+    quick = r"^(?!test_invariant_linear)"  # the longest ones
 
 
 @pytest.mark.slow

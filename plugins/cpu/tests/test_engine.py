@@ -60,15 +60,16 @@ def test_it_is_preferred(native) -> None:
     assert {c.driver for c in exact if c.point == "ops"} == {"torch"}
 
 
+@pytest.mark.parametrize("levels", ["best", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bundled_model_says_the_same(native, dtype: str) -> None:
-    """With each level's kernels as with the reference operations: log probabilities, and what greedy decoding draws as
+def test_the_bundled_model_says_the_same(native, dtype: str, levels: str) -> None:
+    """With a level's kernels as with the reference operations: log probabilities, and what greedy decoding draws as
     long as these leave no doubt."""
     if native.levels() == ["scalar"]:
         pytest.skip("this processor has neither AVX2 nor NEON")
     params = [
-        SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=2),
-        SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1),
+        SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=2),
+        SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=2, prompt_logprobs=1),
     ]
     prompts = ["Once upon a time", "What is the capital of France? Tell me in one word, please."]
 
@@ -78,7 +79,7 @@ def test_the_bundled_model_says_the_same(native, dtype: str) -> None:
 
     expected = run(ops="torch", attention="torch")
     tolerance = {"float32": 1e-3, "bfloat16": 0.3}[dtype]
-    for level in native.levels():
+    for level in native.levels() if levels == "all" else ["auto"]:
         for output, reference in zip(
             run(**{"ops.level": level, "attention.level": level}, **OURS), expected, strict=True
         ):

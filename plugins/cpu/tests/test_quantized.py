@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.interfaces.quantization import QuantizationNeed
 from engine.types.errors import ConfigError
 from engine_reference.quantization_absmax.absmax import dequantize, quantize
+from engine_sdk.conformance.quantization import whole_layer
 
 pytest.importorskip("engine_cpu", reason="engine-cpu is not installed")
 
@@ -84,7 +85,7 @@ def test_linear(level: str, form: str, dtype: torch.dtype, bias: bool) -> None:
     for outputs, inputs in ((1, 1), (3, 31), (37, 96), (130, 257), (64, 1024)):
         weight = random(outputs, inputs, dtype=dtype, seed=1)
         added = random(outputs, dtype=dtype, seed=2) if bias else None
-        packed = body.pack("linear", weight, added)
+        packed = body.pack(*whole_layer("linear", weight, added))
         for count in ROWS:
             x = random(count, inputs, dtype=dtype, seed=3)
             check(body.linear(x, packed), x, weight, added, form)
@@ -105,7 +106,7 @@ def test_every_level_gives_the_same_bits(
     results = []
     for name in native.levels():
         body = driver(form, name)
-        results.append(body.linear(x, body.pack("linear", weight, bias)))
+        results.append(body.linear(x, body.pack(*whole_layer("linear", weight, bias))))
     check(results[0], x, weight, bias, form)
     for name, result in zip(native.levels(), results, strict=True):
         assert torch.equal(result, results[0]), name
@@ -114,12 +115,12 @@ def test_every_level_gives_the_same_bits(
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_does_not_depend_on_the_others(level: str, form: str) -> None:
     body = driver(form, level)
-    packed, x = body.pack("linear", random(45, 203), None), random(30, 203, seed=1)
+    packed, x = body.pack(*whole_layer("linear", random(45, 203))), random(30, 203, seed=1)
     whole = body.linear(x, packed)
     for count in range(1, 30):
         assert torch.equal(body.linear(x[:count], packed), whole[:count])
         assert torch.equal(body.linear(x[count:], packed), whole[count:])
-    packed, x = body.pack("linear", random(33, 8192), None), random(80, 8192, seed=1)  # in chunks
+    packed, x = body.pack(*whole_layer("linear", random(33, 8192))), random(80, 8192, seed=1)  # in chunks
     whole = body.linear(x, packed)
     for row in (0, 11, 12, 47, 48, 79):
         assert torch.equal(body.linear(x[row : row + 1], packed), whole[row : row + 1])
@@ -135,16 +136,16 @@ def test_extremes(level: str, form: str) -> None:
     weight[:, 1::2] *= torch.where(torch.arange(40).unsqueeze(1) < 20, 1.0, 0.9)
     x = torch.ones(14, inputs) * torch.tensor([1.0, -1.0]).repeat(7).unsqueeze(1)
     x[:, 7] *= 0.5
-    check(body.linear(x, body.pack("linear", weight, None)), x, weight, None, form)
+    check(body.linear(x, body.pack(*whole_layer("linear", weight))), x, weight, None, form)
     weight[10:12] = 0
     x[3:5] = 0
     x[5] = 1e-38
     bias = random(40)
-    found = body.linear(x, body.pack("linear", weight, bias))
+    found = body.linear(x, body.pack(*whole_layer("linear", weight, bias)))
     assert torch.equal(found[3:6], bias.expand(3, 40))
     assert torch.equal(found[:, 10:12], bias[10:12].expand(14, 2))
     x[0], x[1] = 3e38, torch.linspace(-1e30, 1e30, inputs)
-    check(body.linear(x[:2], body.pack("linear", weight * 1e-6, None)), x[:2], weight * 1e-6, None, form)
+    check(body.linear(x[:2], body.pack(*whole_layer("linear", weight * 1e-6))), x[:2], weight * 1e-6, None, form)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -152,7 +153,7 @@ def test_extremes(level: str, form: str) -> None:
 def test_a_row_that_is_no_number_stays_alone(level: str, form: str, bad: float) -> None:
     """Its results say so, and nobody else's."""
     body = driver(form, level)
-    packed, x = body.pack("linear", random(33, 200), None), random(14, 200, seed=1)
+    packed, x = body.pack(*whole_layer("linear", random(33, 200))), random(14, 200, seed=1)
     expected = body.linear(x, packed)
     x[6, 150] = bad
     found = body.linear(x, packed)
@@ -165,7 +166,7 @@ def test_views_and_other_dtypes(form: str) -> None:
     """Rows cut out of a wider tensor, a transposed one; weights as checkpoints hold them."""
     pytest.importorskip("engine_cpu._native", reason="engine_cpu's native module is not built")
     body, weight = driver(form), random(9, 40)
-    packed, wide = body.pack("linear", weight, None), random(5, 100, seed=1)
+    packed, wide = body.pack(*whole_layer("linear", weight)), random(5, 100, seed=1)
     assert torch.equal(body.linear(wide[:, 30:70], packed), body.linear(wide[:, 30:70].contiguous(), packed))
     turned = random(40, 5, seed=2).T
     assert torch.equal(body.linear(turned, packed), body.linear(turned.contiguous(), packed))
@@ -173,9 +174,11 @@ def test_views_and_other_dtypes(form: str) -> None:
     half = weight.half()
     for dtype in (torch.float16, torch.float32, torch.float64):
         stored = half.to(dtype)
-        assert torch.equal(body.linear(x, body.pack("linear", stored, None)), body.linear(
-            x, body.pack("linear", half.float(), None)))  # fmt: skip
-    assert torch.equal(body.linear(x, body.pack("linear", weight.T.contiguous().T, None)), body.linear(x, packed))
+        assert torch.equal(body.linear(x, body.pack(*whole_layer("linear", stored))), body.linear(
+            x, body.pack(*whole_layer("linear", half.float()))))  # fmt: skip
+    assert torch.equal(
+        body.linear(x, body.pack(*whole_layer("linear", weight.T.contiguous().T))), body.linear(x, packed)
+    )
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -184,11 +187,11 @@ def test_threads_change_nothing(form: str, threads: int) -> None:
     pytest.importorskip("engine_cpu._native", reason="engine_cpu's native module is not built")
     weight, before = random(1000, 320), torch.get_num_threads()
     one = driver(form)
-    packed = one.pack("linear", weight, None)
+    packed = one.pack(*whole_layer("linear", weight))
     torch.set_num_threads(threads)
     try:
         several = driver(form)
-        again = several.pack("linear", weight, None)
+        again = several.pack(*whole_layer("linear", weight))
         assert torch.equal(again.weight, packed.weight)
         for count in (1, 5, 40):
             x = random(count, 320, seed=1)
@@ -202,7 +205,7 @@ def test_recorded_calls_read_what_is_there_when_they_run() -> None:
     native = pytest.importorskip("engine_cpu._native", reason="engine_cpu's native module is not built")
     for form in FORMS:
         body = driver(form)
-        packed, x = body.pack("linear", random(70, 130), None), random(5, 130, seed=1)
+        packed, x = body.pack(*whole_layer("linear", random(70, 130))), random(5, 130, seed=1)
         tape = native.Tape()
         with tape:
             out = body.linear(x, packed)
@@ -216,14 +219,14 @@ def test_recorded_calls_read_what_is_there_when_they_run() -> None:
 def test_how_large_they_are() -> None:
     pytest.importorskip("engine_cpu._native", reason="engine_cpu's native module is not built")
     weight = random(64, 1024)
-    assert driver("int8").packed_bytes(driver("int8").pack("linear", weight, None)) == 64 * (1024 + 4)
+    assert driver("int8").packed_bytes(driver("int8").pack(*whole_layer("linear", weight))) == 64 * (1024 + 4)
     body = driver("int4-32")
-    assert body.packed_bytes(body.pack("linear", weight, None)) == 64 * 1024 * 9 // 16  # 4.5 bits a weight
+    assert body.packed_bytes(body.pack(*whole_layer("linear", weight))) == 64 * 1024 * 9 // 16  # 4.5 bits a weight
     body = driver("int4-128")
-    assert body.packed_bytes(body.pack("linear", weight, None)) == 64 * 1024 * 33 // 64
+    assert body.packed_bytes(body.pack(*whole_layer("linear", weight))) == 64 * 1024 * 33 // 64
     for bits, size in ((8, 1024 + 4), (4, 512 + 64)):
         body = driver("int4-32", head_bits=bits)
-        assert body.packed_bytes(body.pack("head", weight, None)) == 64 * size
+        assert body.packed_bytes(body.pack(*whole_layer("head", weight))) == 64 * size
 
 
 def test_cards() -> None:
@@ -238,4 +241,4 @@ def test_cards() -> None:
         for word, reason in zip(("cuda", "float64", "float8"), card.unsupported(other)[-3:], strict=True):
             assert word in reason
     with pytest.raises(ConfigError, match="65537"):
-        driver("int8").pack("linear", torch.zeros(1, 65537), None)
+        driver("int8").pack(*whole_layer("linear", torch.zeros(1, 65537)))

@@ -121,6 +121,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", ["int8", "int4"])
 def test_a_load_never_holds_the_plain_weights(native: Any, sharded: Path, driver: str) -> None:
     """Its peak is what remains, the file that is read, one plain layer, and little more."""

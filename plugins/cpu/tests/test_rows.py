@@ -71,7 +71,7 @@ def test_layer_norm(ops: Any, dtype: torch.dtype, size: int) -> None:
     check(ops.layer_norm(x, weight, bias, 1e-5), expected, dtype, 3.0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_prepare_inputs(native: Any, data: st.DataObject) -> None:
     """Rows of any lengths, padding rows and tokens, several groups: equal to the reference, nothing else touched."""

@@ -27,13 +27,24 @@ def shm(native):
     return Shm
 
 
-def run(work: str, size: int) -> list[tuple[int, str]]:
-    """Exit code and answer of each rank."""
+MEETINGS = [("rounds", 2), ("rounds", 3), ("rounds", 6), ("killed", 3), ("mapped", 2)]
+"""6: more than many a machine has cores."""
+
+
+@pytest.fixture(scope="module")
+def ended(native) -> dict[tuple[str, int], list[tuple[int, str]]]:
+    """Exit code and answer of each rank, by meeting: one process imports torch and forks all of them."""
+    before = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(HERE / "shm_rank.py"), str(size), folder, work]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
-        assert not os.listdir(folder), "the ranks' directory is as it was"
-    return [(code, answer) for code, answer in json.loads(done.stdout)]
+        command = [sys.executable, str(HERE / "shm_rank.py")]
+        for work, size in MEETINGS:
+            (own := Path(folder, f"{work}{size}")).mkdir()
+            command += [work, str(size), str(own)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+        assert not any(map(os.listdir, Path(folder).iterdir())), "the ranks' directories are as they were"
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if "engine" in name}
+    answers = [[(code, answer) for code, answer in json.loads(line)] for line in done.stdout.splitlines()]
+    return dict(zip(MEETINGS, answers, strict=True))
 
 
 def on_threads(shm: type, size: int, work) -> list:
@@ -46,23 +57,21 @@ def on_threads(shm: type, size: int, work) -> list:
         return [future.result(60) for future in [threads.submit(rank, r) for r in range(size)]]
 
 
-@pytest.mark.parametrize("size", [2, 3, 6])  # 6: more than many a machine has cores
-def test_many_rounds(native, size: int) -> None:
-    assert run("rounds", size) == [(0, "right")] * size
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_many_rounds(ended, size: int) -> None:
+    assert ended["rounds", size] == [(0, "right")] * size
 
 
-def test_a_killed_rank_is_an_error_for_all_others(native) -> None:
-    *others, killed = run("killed", 3)
+def test_a_killed_rank_is_an_error_for_all_others(ended) -> None:
+    *others, killed = ended["killed", 3]
     assert killed == (-9, "")
     for code, answer in others:
         assert code == 0 and "rank" in answer and "has gone" in answer
 
 
-def test_the_memory_has_no_name(native) -> None:
+def test_the_memory_has_no_name(ended) -> None:
     """Nothing is left behind, whoever is killed: the system frees it with the last process."""
-    before = set(os.listdir("/dev/shm"))
-    assert run("mapped", 2) == [(0, "/memfd:engine-shm (deleted)")] * 2
-    assert not {name for name in set(os.listdir("/dev/shm")) - before if "engine" in name}
+    assert ended["mapped", 2] == [(0, "/memfd:engine-shm (deleted)")] * 2
 
 
 def test_calls_that_do_not_match(shm) -> None:

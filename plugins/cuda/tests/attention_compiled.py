@@ -41,7 +41,7 @@ def attention(
     features: str = "",
     encoder: bool = False,
 ) -> Case:
-    """features: of "window", "cap", "sinks", "alibi" and "lse", in one text."""
+    """features: of "window", "cap", "sinks", "alibi", "lse" and "tree", in one text."""
     kv = kv or dtype
     width = max(16, triton.next_power_of_2(size))
     facts = (width, BYTES[dtype], BYTES[kv], target(where))
@@ -68,36 +68,43 @@ def attention(
         SINKS="sinks" in features,
         ALIBI="alibi" in features,
         LSE="lse" in features,
+        TREE="tree" in features,
         FUSED="cap" not in features and "alibi" not in features,
         WIDEN=dtype == "fp32",
     )
     return Case(
         attention_kernel,
         {
-            **dict.fromkeys(("out", "q"), f"*{dtype}"), "kv": (f"*{kv}",) * 2, "step": ("*i32", "*i32", "*i64"),
+            **dict.fromkeys(("out", "q"), f"*{dtype}"), "kv": (f"*{kv}",) * 2,
+            "step": ("*i32", "*i32", "*i64", "*i64" if "tree" in features else "constexpr"),
             "scratch": ("*fp32", "*fp32", "*i32"), "scores": ("fp32", "fp32", "i32"), **STRIDES,
             **{name: "*fp32" for name, feature in optional.items() if feature in features},
         },
-        {"FORM": form, **{name: None for name, feature in optional.items() if feature not in features}},
+        {
+            "FORM": form, **{name: None for name, feature in optional.items() if feature not in features},
+            **({} if "tree" in features else {("step", 3): None}),
+        },
         where, tiles.warps, tiles.stages, multiples_of_16=tuple(STRIDES),
     )  # fmt: skip
 
 
-def plan(where: str, cached: bool = True, queries: int = 32, ones: bool = False) -> Case:
+def plan(where: str, cached: bool = True, queries: int = 32, ones: bool = False, tree: bool = False) -> Case:
     """The kernel that divides a step; `ones`: as Triton compiles it for arguments that are 1."""
     pairs = ("unit_queries", "tile_keys", "least_tiles", "most_chunks", "waves")
-    known: dict[str | tuple[str, int], int] = {(name, at): 1 for name in pairs for at in (0, 1)} if ones else {}
+    known: dict[str | tuple[str, int], int | None] = {(name, at): 1 for name in pairs for at in (0, 1)} if ones else {}
     if ones:
         known["window"] = 1
+    if not tree:
+        known["step", 3] = None
     return Case(
         plan_kernel,
         {
-            "items": "*i32", "step": ("*i32", "*i32", "*i64"),
+            "items": "*i32", "step": ("*i32", "*i32", "*i64", "*i64" if tree else "constexpr"),
             **dict.fromkeys((name for name in ("window", *COUNTS) if name not in known), "i32"),
             **dict.fromkeys(pairs, ("constexpr" if ones else "i32",) * 2),
         },
         {
-            "CACHED": cached, "ONE": queries == 1, "BQ": queries, "ROWS": ROWS, "AT_ONCE": AT_ONCE,
+            "CACHED": cached, "ONE": queries == 1, "TREE": tree, "BQ": queries, "ROWS": ROWS, "AT_ONCE": AT_ONCE,
             "FIELDS": FIELDS, **known,
         },
         where,

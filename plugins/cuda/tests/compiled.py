@@ -1,7 +1,7 @@
 """Kernels compiled for GPUs that are not there: what they take of registers and shared memory, and their code.
 
 Triton compiles for any target that it knows, and brings the assembler along. In a process where kernels are
-interpreted they cannot be compiled, so this is done in a child process, for as many kernels at once as there are:
+interpreted they cannot be compiled, so this is done in a child process, which is started once and lives as long:
 
     use = compile_for(_rms_norm_kernel, {"x": "*bf16", "y": "*bf16", "rows": "i32"}, {"BLOCK": 1024}, "sm_90")
     assert use.spilled == 0
@@ -11,6 +11,7 @@ The same module is the child's program.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import inspect
 import os
@@ -18,9 +19,11 @@ import pickle
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cache
+from typing import IO, Any, NamedTuple
 
 TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_80": ("cuda", 80, 32),
@@ -82,24 +85,35 @@ def compile_for(
     num_stages: int = 3,
     **more: Any,
 ) -> Compiled:
-    """Compile one kernel; the arguments are `Case`'s. `compile_all` starts one process for many."""
+    """Compile one kernel; the arguments are `Case`'s."""
     return compile_all([Case(kernel, signature, constexprs, target, num_warps, num_stages, **more)])[0]
 
 
 def compile_all(cases: Sequence[Case]) -> list[Compiled]:
-    """Compile kernels, in one child process.
+    """Compile kernels.
 
     Raises:
         AssertionError: one did not compile; with the compiler's words.
     """
     sent = [(_name(case.kernel), {**vars(case), "kernel": None}) for case in cases]
+    to_child, from_child = _child()
+    pickle.dump(sent, to_child)
+    to_child.flush()
+    found, error = pickle.load(from_child)
+    assert not error, error[-6000:]
+    return [Compiled(*one) for one in found]
+
+
+@cache
+def _child() -> tuple[IO[bytes], IO[bytes]]:
+    """What it reads, and what it writes. It ends when what it reads does: with this process."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    ran = subprocess.run(
-        [sys.executable, __file__], input=pickle.dumps(sent), env=environment, capture_output=True, timeout=600
-    )
-    assert ran.returncode == 0, ran.stderr.decode(errors="replace")[-6000:]
-    return [Compiled(*found) for found in pickle.loads(ran.stdout)]
+    command = [sys.executable, __file__]
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    atexit.register(child.communicate)
+    return child.stdin, child.stdout
 
 
 def _name(kernel: Any) -> tuple[str, str]:
@@ -173,17 +187,24 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _main() -> None:
-    answers = []
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed while compiling is no part of the answer
-    for name, fields in pickle.load(sys.stdin.buffer):
-        case = Case(**fields)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed while compiling is no part of an answer
+    while True:
         try:
-            answers.append(tuple(_compile(name, case)))
-        except Exception as error:
-            raise RuntimeError(f"{name[1]} for {case.target} with {dict(case.constexprs)} does not compile") from error
-    with answer:
-        answer.write(pickle.dumps(answers))
+            asked = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        found, error = [], ""
+        for name, fields in asked:
+            case = Case(**fields)
+            try:
+                found.append(tuple(_compile(name, case)))
+            except Exception:
+                what = f"{name[1]} for {case.target} with {dict(case.constexprs)} does not compile"
+                error = f"{traceback.format_exc()}\n{what}"
+                break
+        pickle.dump((found, error), answers)
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
-
-import pytest
 
 from engine_sdk.interpreted import *  # noqa: F403
 
@@ -20,12 +17,3 @@ DRIVERS = (
     "quantization_fp8",
 )
 import_kernels(*(f"engine_cuda.{driver}" for driver in DRIVERS))  # noqa: F405
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a class that has `quick`, a pattern of tests' names, those that it does not find are marked `slow`: suites
-    take a while in the interpreter."""
-    for item in items:
-        quick = getattr(getattr(item, "cls", None), "quick", None)
-        if quick is not None and not re.search(quick, item.name):
-            item.add_marker(pytest.mark.slow)

@@ -31,6 +31,7 @@ from engine_cuda.attention_triton.plan import TritonPlan
 from engine_cuda.interpreter import interpreted
 from engine_reference.attention_torch.attention import TorchAttentionBody
 from engine_sdk.conformance.attention.case import Case, Form, check_unseen, whole_rows
+from engine_sdk.conformance.attention.dense import Tree
 
 DEVICE = "cpu" if interpreted() else "cuda"
 pytestmark = [] if interpreted() else pytest.mark.gpu
@@ -54,9 +55,12 @@ def case(form: Form, rows: Any, num_decodes: int, **how: Any) -> Case:
 @pytest.mark.parametrize(
     "form",
     [
-        Form(dtype="bfloat16", head_size=80, group_size=3),
+        pytest.param(Form(dtype="bfloat16", head_size=80, group_size=3), marks=pytest.mark.slow),
         Form(dtype="float32", kind="sliding", window=9, soft_cap=2.0, sinks=True, alibi=True, block_size=32),
-        Form(dtype="bfloat16", kv_dtype="float8_e4m3fn", block_size=4, num_kv_heads=1, group_size=5),
+        pytest.param(
+            Form(dtype="bfloat16", kv_dtype="float8_e4m3fn", block_size=4, num_kv_heads=1, group_size=5),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["padded heads", "everything", "fp8"],
 )
@@ -66,6 +70,7 @@ def test_rows_of_all_kinds(form: Form) -> None:
     some.check(*some.run(driver(form.dtype)))
 
 
+@pytest.mark.slow
 def test_decodes_that_are_divided() -> None:
     """Long rows beside short ones; windows begin in the middle of them; padding rows."""
     for window in (None, 70):
@@ -78,6 +83,17 @@ def test_decodes_that_are_divided() -> None:
             assert items(body.plan(some.batch, some.group))[0][:, 10].max() > 1, "no row was divided"
 
 
+def test_trees_of_drafts() -> None:
+    """Beside a decode and a prompt, of nodes that lie in one page and in two."""
+    form = Form(dtype="float32", kind="sliding", window=64, block_size=8)
+    rows = [[50], range(29, 36), range(80, 87), range(12)]
+    trees = {1: Tree([0, 0, 1, 1, 2, 4]), 2: Tree([0, 1, 1, 0, 4, 3])}
+    made = case(form, rows, 1, trees=trees)
+    made.check(*made.run(driver()))
+    case(form, rows, 1, trees=trees).check_move(driver())
+
+
+@pytest.mark.slow
 def test_what_some_queries_do_not_see() -> None:
     """Values that are not numbers, of keys that some queries of a tile see and others do not: later, or gone."""
     form = Form(kind="sliding", window=20, dtype="bfloat16", num_kv_heads=1)
@@ -104,7 +120,8 @@ def test_what_some_queries_do_not_see() -> None:
     ),
     st.integers(0, 1000),
 )
-@settings(max_examples=3 if interpreted() else 100, deadline=None, derandomize=True)
+@pytest.mark.slow
+@settings(max_examples=10 if interpreted() else 100, deadline=None, derandomize=True)
 def test_ragged_batches(form: Form, decodes: list[int], others: list[Any], seed: int) -> None:
     """Of any form; queries contiguous or not."""
     form = replace(form, kind="full" if form.window is None else "sliding")
@@ -143,7 +160,9 @@ def items(plan: TritonPlan) -> list[np.ndarray]:
     return [lines[lines[:, 3] > 0] for lines in lists]
 
 
-@pytest.mark.parametrize("num_decodes", [5, 0], ids=["decodes", "drafts"])
+@pytest.mark.parametrize(
+    "num_decodes", [pytest.param(5, id="decodes", marks=pytest.mark.slow), pytest.param(0, id="drafts")]
+)
 def test_a_captured_step_serves_longer_rows(num_decodes: int) -> None:
     """What is launched again, with the same arguments, reads lengths, pages and places from the batch's memory: as a
     CUDA graph does. The plan is made for the shortest rows."""
@@ -238,6 +257,7 @@ def test_rows_without_a_cache() -> None:
         some.check(*some.run(driver("float16", num_q_heads=num_q_heads)))
 
 
+@pytest.mark.slow
 def test_tensors_that_are_not_dense() -> None:
     form = Form(num_kv_heads=1)
     some = case(form, [[20], range(6)], 1)

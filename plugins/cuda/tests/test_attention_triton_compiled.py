@@ -66,7 +66,9 @@ def test_every_form_of_layer(target):
             (1, {"one": True}), (1, {"long": True}), (7, {}), (8, {}), (16, {}), (71, {"one": True}),
             (4, {"one": True, "features": everything}), (4, {"page": 64}), (4, {"page": 7, "long": True}),
             (4, {"features": "window sinks lse", "size": 64, "long": True}),
+            (4, {"features": "tree window"}), (4, {"features": "tree", "long": True}),
             (1, {"encoder": True, "size": 64, "long": True}), (1, {"encoder": True, "size": 64}),
         )
     ]  # fmt: skip
-    compiled([*cases, plan(target), plan(target, cached=False, queries=128, ones=True), write(target, "fp16", "fp16")])
+    cases += [plan(target), plan(target, tree=True)]
+    compiled([*cases, plan(target, cached=False, queries=128, ones=True), write(target, "fp16", "fp16")])

@@ -231,7 +231,8 @@ def check_compiled(found: compiled.Compiled) -> None:
 
 
 def test_it_compiles() -> None:
-    check_compiled(compiled.compile_all([case(8, 2048, 8)])[0])
+    """For four ranks: the loop over them is unrolled, and eight take the compiler three times as long."""
+    check_compiled(compiled.compile_all([case(4, 2048, 8)])[0])
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from engine_cuda.quantization_fp8 import rows as kernels
 from engine_cuda.quantization_fp8.body import Fp8Body
 from engine_cuda.quantization_fp8.card import Fp8Options, Fp8Quantization
 from engine_cuda.quantization_fp8.rows import FP8, LARGEST, quantize_rows, quantize_weight
+from engine_sdk.conformance.quantization import whole_layer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAUNCH = {
@@ -89,7 +90,7 @@ def test_one_scale_for_a_layer() -> None:
     weight, bias, x = random(37, 96, dtype=torch.float32), random(37, seed=1), random(5, 96, seed=2)
     weight[5] *= 30
     x[1] *= 100
-    layer = body(weights="tensor").pack("linear", weight, bias)
+    layer = body(weights="tensor").pack(*whole_layer("linear", weight, bias))
     assert layer.codes.shape == (48, 96) and layer.scales.unique().numel() == 1
     scale = weight.abs().max() / LARGEST
     held = (weight / scale).to(FP8).double() * scale.double()
@@ -110,7 +111,7 @@ def test_a_torch_that_cannot_multiply_is_refused_at_the_start() -> None:
 
 
 def test_how_large_it_is() -> None:
-    packed = body().pack("linear", random(64, 1024), None)
+    packed = body().pack(*whole_layer("linear", random(64, 1024)))
     assert body().packed_bytes(packed) == 64 * (1024 + 4)
 
 

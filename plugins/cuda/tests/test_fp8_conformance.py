@@ -13,6 +13,7 @@ from engine_sdk.conformance import QuantizationConformance
 @needs_scales_of_rows
 class TestFp8Interpreted(QuantizationConformance):
     driver, stand_in = "fp8", "interpreted"
+    quick = r"^(?!test_very_wide_layers)"  # 4096 inputs take the interpreter seconds
 
 
 @pytest.mark.gpu

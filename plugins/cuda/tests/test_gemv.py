@@ -42,7 +42,13 @@ class TestGemv(OpsConformance):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "numbers"), [(70, 1000, range(1, MOST_ROWS + 2)), (9, 2500, [1, 4]), (541, 24, [2])]
+    ("outputs", "inputs", "numbers"),
+    [
+        (70, 1000, [1, MOST_ROWS, MOST_ROWS + 1]),
+        (9, 2500, [1, 4]),
+        pytest.param(70, 1000, range(2, MOST_ROWS), marks=pytest.mark.slow),
+        pytest.param(541, 24, [2], marks=pytest.mark.slow),
+    ],
 )
 def test_few_rows(outputs: int, inputs: int, numbers: Sequence[int], dtype: torch.dtype) -> None:
     """Outputs and inputs that fill no program, rows that lie apart, with a bias and without; one row too many too."""

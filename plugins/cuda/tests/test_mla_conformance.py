@@ -8,10 +8,15 @@ pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from engine_sdk.conformance import AttentionConformance
+from engine_sdk.conformance.attention.latent_case import latent_form
 
 
 class TestTritonLatentAttention(AttentionConformance):
     driver, stand_in = "mla", "interpreted"
+    quick = (
+        r"^(?!.*(rows\[float(16|32)|block_sizes\[(4|16|64)\]|several_ranks|sizes\[(64-64|24-8)\]|latent_heads\[[^1]|"
+        r"forms_of_one_kind|without_lse))"
+    )
     test_figure = None  # how fast the interpreter is says nothing of the driver
 
     @pytest.mark.slow
@@ -33,3 +38,11 @@ class TestTritonLatentAttention(AttentionConformance):
     def test_latent_long_and_many_rows(self) -> None:
         """So does this."""
         super().test_latent_long_and_many_rows()
+
+    def test_latent_what_lies_between_queries(self) -> None:
+        """Of short rows: those that are divided take the interpreter ten seconds."""
+        self.unseen_latent(latent_form(), [[7], [0, 3, 4, 19], [12, 13, 40]], 1, [(1, 2), (1, 10), (2, 30)])
+
+    @pytest.mark.slow
+    def test_latent_what_lies_between_queries_of_long_rows(self) -> None:
+        super().test_latent_what_lies_between_queries()

@@ -56,11 +56,18 @@ def test_random_bits_are_the_published_ones(purpose: int) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [Setting(), Setting(top_p=0.9), Setting(0.8, 50, 0.9), Setting(top_k=9000), Setting(0.1, min_p=1e-6), Setting(0.0)],
-    ids=["plain", "top_p", "top_k", "large_top_k", "min_p", "greedy"],
+    [
+        pytest.param(Setting(0.8, 50, 0.9), id="top_k", marks=pytest.mark.slow),
+        pytest.param(Setting(top_k=9000), id="large_top_k"),
+        pytest.param(Setting(0.0), id="greedy"),
+        pytest.param(Setting(), id="plain", marks=pytest.mark.slow),
+        pytest.param(Setting(top_p=0.9), id="top_p", marks=pytest.mark.slow),
+        pytest.param(Setting(0.1, min_p=1e-6), id="min_p", marks=pytest.mark.slow),
+    ],
 )
 def test_rows_of_many_blocks(ops: TritonOpsBody, setting: Setting) -> None:
-    """A flat row, of which more pass the filters than are collected, and a steep one."""
+    """A flat row, of which more pass the filters than are collected, and a steep one. Each takes the interpreter
+    seconds; the slow ones filter otherwise, which the suite's rows of one block show, and are divided as these are."""
     vocab, random = CAPACITY + 1500, np.random.default_rng(0)
     logits = random.normal(size=(2, vocab)).astype(np.float32) * np.array([[0.3], [4.0]], np.float32)
     given, rows = torch.from_numpy(logits).to(DEVICE), rows_of([setting] * 2, [7, 8], [1, 2], DEVICE)

@@ -12,4 +12,5 @@ class TestPrefix(EvictorConformance):
 
 
 class TestAgeAlone(EvictorConformance):
+    quick = r"^(?!test_(any_|many_turns))"  # long, and the same code as above
     driver, options = "prefix", {"share_weight": 0.0}

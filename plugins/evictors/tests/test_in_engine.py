@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from outcomes import check_outcome
 from paged_worker import VOCAB
-from schedules import Schedule, run_schedule, schedules
+from schedules import Schedule, examples, run_schedule, schedules
 
 from engine.interfaces.context import CoreContext
 from engine_evictors.prefix.body import Prefix
@@ -25,7 +25,7 @@ class WithOptions(Prefix):
 
 
 @given(schedule=schedules(VOCAB), layout=st.sampled_from(sorted(LAYOUTS)))
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=examples(30), deadline=None)
 def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, layout: str) -> None:
     core, _ = make_core(LAYOUTS[layout], schedule.settings, evictor=WithOptions)
     outcomes = run_schedule(core, schedule)

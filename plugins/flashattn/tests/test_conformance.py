@@ -26,6 +26,7 @@ class OverDouble(AttentionConformance):
 
 
 class TestFlashAttention2(OverDouble):
+    quick = r"^(?!test_(ragged_batches|what_some_queries))"  # the same arithmetic of ours as below
     card, options = flash_cards.Fa2, {"implementation": "fa2"}
 
 

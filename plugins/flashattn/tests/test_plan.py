@@ -83,10 +83,17 @@ def test_tables_name_own_pages() -> None:
             assert out[row].tolist() == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("per_block", "heads", "size"), [(16, 3, 8), (1, 1, 24), (7, 2, 40), (256, 1, 64)])
+@pytest.mark.parametrize(
+    ("per_block", "heads", "size", "dtype"),
+    [
+        pytest.param(*sizes, dtype, marks=pytest.mark.slow if sizes[0] == 256 else ())
+        for sizes in ((16, 3, 8), (1, 1, 24), (7, 2, 40), (256, 1, 64))
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    ],
+)
 def test_writes(dtype: torch.dtype, per_block: int, heads: int, size: int) -> None:
-    """The kernel leaves the bytes that its description says, in strided pages, and none beside them."""
+    """The kernel leaves the bytes that its description says, in strided pages, and none beside them. The largest pages
+    take the interpreter seconds: they are for the slow tests."""
     torch.manual_seed(per_block)
     half = per_block // 2
     starts = [(3, 0, per_block), (1, half, per_block), (6, 0, half + 1), (0, 0, 1), (0, 0, 1)]  # page, first, end

@@ -1,4 +1,5 @@
-"""Makes parity's `checkpoints` and the modeling tests' `plain` importable, and one folder for the checkpoints made."""
+"""Makes parity's `checkpoints`, the modeling tests' `plain` and the KV tests' `evictors` importable; and one folder for
+the checkpoints made."""
 
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 _CORE = Path(__file__).parents[3] / "core" / "tests"
-sys.path[:0] = [str(Path(__file__).parent / "parity"), str(_CORE / "modeling")]
+sys.path[:0] = [str(Path(__file__).parent / "parity"), *(str(_CORE / name) for name in ("modeling", "kv", "loop"))]
 
 from checkpoints import Checkpoints  # noqa: E402
 

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Collection
 
 import httpx
+from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from engine_server.keys import AdminKey, KeyRing, Keys
+from engine_server.keys import KeyRing
 from engine_server.lifecycle import Lifecycle
-from engine_server.middleware import Gate
+from engine_server.middleware import Dispatch, Keys
 
 
 class Echo:
@@ -37,8 +38,9 @@ def gate(
     lifecycle: Lifecycle,
     keys: KeyRing | None = None,
     pages: Collection[str] = (),
-    admin: str | None = None,
 ) -> httpx.AsyncClient:
-    asking = Keys(echo, keys or KeyRing(), AdminKey(admin), pages)
-    app = Gate(asking, lifecycle=lifecycle, shutdown_timeout=7.5, pages=pages)
+    routes = FastAPI()
+    routes.mount("/", echo)
+    dispatch = Dispatch(routes, lifecycle=lifecycle, shutdown_timeout=7.5, pages=pages)
+    app = Keys(dispatch, KeyRing() if keys is None else keys, pages)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")

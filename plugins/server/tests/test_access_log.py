@@ -17,7 +17,7 @@ from engine_server import stream as sse
 from engine_server.anthropic import routes as messages_answer
 from engine_server.conversation.completion import Blocks
 from engine_server.lifecycle import ACCESS_LOG
-from engine_server.middleware import RequestIds
+from engine_server.middleware import Entry
 from engine_server.responses import answer as responses_answer
 
 MAKER = responses_answer.ResponseMaker({"id": "r"}, Blocks(None), len, None)  # type: ignore[arg-type]
@@ -29,8 +29,8 @@ async def events(error: Exception | None) -> AsyncGenerator[bytes]:
         raise error
 
 
-def stream(error: Exception | None, dialect: sse.Dialect = sse.OPENAI) -> sse.EventStream:
-    return sse.EventStream(events(error), (), "name", dialect)
+def stream(error: Exception | None, tell_error: sse.TellError = sse.openai_error) -> sse.EventStream:
+    return sse.EventStream(events(error), (), "name", tell_error)
 
 
 def serve(app: Any, leaves: bool = False) -> tuple[str, dict[str, Any], bytes]:
@@ -52,7 +52,7 @@ def serve(app: Any, leaves: bool = False) -> tuple[str, dict[str, Any], bytes]:
     async def run() -> None:
         scope = {"type": "http", "path": "/v1/x", "method": "POST", "headers": [], "client": ("127.0.0.1", 9)}
         with contextlib.suppress(ZeroDivisionError):
-            await RequestIds(app, Counter(), access_log=True)(scope, receive, send)
+            await Entry(app, Counter(), max_body=10**6, timeout=5, access_log=True)(scope, receive, send)
 
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[assignment, method-assign]
@@ -68,7 +68,9 @@ def serve(app: Any, leaves: bool = False) -> tuple[str, dict[str, Any], bytes]:
     return record.getMessage(), vars(record)["fields"], b"".join(got)
 
 
-@pytest.mark.parametrize("dialect", [sse.OPENAI, messages_answer.DIALECT, responses_answer.DIALECT, MAKER.dialect])
+@pytest.mark.parametrize(
+    "tell_error", [sse.openai_error, messages_answer.tell_error, responses_answer.tell_error, MAKER.tell_error]
+)
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
@@ -78,9 +80,9 @@ def serve(app: Any, leaves: bool = False) -> tuple[str, dict[str, Any], bytes]:
     ],
 )
 def test_a_stream_that_fails_is_logged_with_the_status_of_its_error(
-    dialect: sse.Dialect, error: Exception, status: int, code: bytes
+    tell_error: sse.TellError, error: Exception, status: int, code: bytes
 ) -> None:
-    line, fields, got = serve(stream(error, dialect))
+    line, fields, got = serve(stream(error, tell_error))
     assert f"POST /v1/x {status} " in line and line.endswith(" s, in mid-stream")
     assert fields["status"] == status and fields["in_stream"] is True
     assert got.startswith(b"data: 1") and code in got and b"secret" not in got

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine_server import middleware
-from engine_server.middleware import Count, count
+from engine_server import bodies
+from engine_server.bodies import Count, count
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.floats(allow_nan=False) | st.text(st.sampled_from('a"\\\\,[{}]:é😀\n')),
@@ -19,10 +19,10 @@ VALUES = st.recursive(
 )
 
 
-@pytest.fixture(params=[1, 2, 7, middleware._PIECE], autouse=True)
+@pytest.fixture(params=[1, 2, 7, bodies._PIECE], autouse=True)
 def piece(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the text is cut into pieces."""
-    monkeypatch.setattr(middleware, "_PIECE", request.param)
+    monkeypatch.setattr(bodies, "_PIECE", request.param)
 
 
 def everything(value: Any) -> Iterator[Any]:

@@ -9,18 +9,19 @@ import contextlib
 import httpx
 import pytest
 from fastapi import FastAPI
-from prometheus_client import Counter
+from prometheus_client import Counter, generate_latest
 
 from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.candidate import Candidate
 from engine.plugin.plugin_list import PluginList
 from engine.types.errors import ConfigError, RequestRefusedError
 from engine_server import errors
-from engine_server.keys import AdminKey, KeyRing, Keys
+from engine_server.keys import KeyRing
 from engine_server.metrics.exposition import PluginMetrics
-from engine_server.middleware import RequestIds
+from engine_server.metrics.gathering import Families
+from engine_server.middleware import Entry, Keys
 from engine_server.plugins import ServerView, add_routes, without_key, wrap
-from engine_server.submission import origin
+from engine_server.state import origin
 
 
 class Good:
@@ -135,11 +136,11 @@ def relay_of(*names):
 
 class Engine:
     async def call(self, method):
-        return [{"holders": b"\0\1", "cached": b"\0\0"}]
+        return [{"holders": b"\0\1", "cached": b"\0\0", "retained": b"\0\0"}]
 
 
 def server(keys=(), admin=None):
-    return ServerView(Engine(), collections.Counter(), KeyRing(keys), AdminKey(admin))
+    return ServerView(Engine(), collections.Counter(), KeyRing(keys, admin=admin))
 
 
 def application(relay):
@@ -151,7 +152,7 @@ def application(relay):
         return "own"
 
     add_routes(app, relay, view)
-    return RequestIds(wrap(app, relay, view), view.responses)
+    return Entry(wrap(app, relay, view), view.responses, max_body=10**6, timeout=5)
 
 
 def ask(app, *paths, headers=None):
@@ -167,7 +168,7 @@ def test_without_plugins_nothing_is_in_the_way():
     relay, _ = relay_of()
     app = FastAPI()
     assert wrap(app, relay, server()) is app
-    assert PluginMetrics(relay).text() == b""
+    assert PluginMetrics(relay).families() == []
 
 
 def test_routes_and_middleware():
@@ -223,7 +224,7 @@ def test_middleware_that_cannot_be_set_up_refuses_everything_but_for_monitors():
 class AsksForKeys:
     @hookimpl
     def http_middleware(self, app, server):
-        return Keys(app, *server.take_keys(), server.pages)
+        return Keys(app, server.take_keys(), server.pages)
 
 
 def test_a_server_with_keys_that_nobody_asks_for_does_not_start():
@@ -241,7 +242,7 @@ def test_a_server_with_keys_that_nobody_asks_for_does_not_start():
 def test_a_stranger_takes_the_place_of_what_asks_for_keys():
     relay, _ = relay_of("AsksForKeys")
     app, view = FastAPI(), server(("mine",))
-    wrapped = RequestIds(wrap(app, relay, view), view.responses)
+    wrapped = Entry(wrap(app, relay, view), view.responses, max_body=10**6, timeout=5)
     assert [one.status_code for one in ask(wrapped, "/x")] == [401]
     assert [one.status_code for one in ask(wrapped, "/x", headers={"x-api-key": "mine"})] == [404]
     assert view.responses == {401: 1, 404: 1}
@@ -251,12 +252,12 @@ def test_metrics_of_a_broken_plugin_cost_only_its_own(caplog):
     relay, _ = relay_of("Good", "BadCollector", "SameName", "Raises")
     metrics = PluginMetrics(relay)
     for count in (1, 2):
-        text = metrics.text().decode()
+        text = generate_latest(Families(metrics.families())).decode()
         # registered by name: badcollector, good, raises, samename; the last registered is called first
         assert text.count("# TYPE good_things_total counter") == 1 and "The same." in text
         assert "bad_things" not in text
-        assert metrics.failures[("badcollector", "metrics")] == metrics.failures[("good", "metrics")] == count
-    assert metrics.failures[("raises", "metrics")] == 1
+        assert relay.failures[("badcollector", "metrics")] == relay.failures[("good", "metrics")] == count
+    assert relay.failures[("raises", "metrics")] == 1
     assert "somebody has the metric good_things" in caplog.text
 
 

@@ -21,11 +21,12 @@ from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.candidate import Candidate
 from engine.plugin.plugin_list import PluginList
 from engine_server import bodies, errors
-from engine_server.bodies import JSON, LARGE, Body
-from engine_server.direct import Direct
-from engine_server.keys import AdminKey, KeyRing
-from engine_server.middleware import BodyLimit, Count
-from engine_server.plugins import JSONRoute, ServerView, State, add_routes
+from engine_server.bodies import JSON, LARGE, Body, Count, JSONRoute
+from engine_server.keys import KeyRing
+from engine_server.lifecycle import Lifecycle, Phase
+from engine_server.middleware import Dispatch, Entry
+from engine_server.plugins import ServerView, add_routes
+from engine_server.state import State
 
 
 class Said(Body):
@@ -100,11 +101,17 @@ def application() -> FastAPI:
     return app
 
 
+def dispatch(app: FastAPI) -> Dispatch:
+    lifecycle = Lifecycle()
+    lifecycle.phase = Phase.SERVING
+    return Dispatch(app, lifecycle=lifecycle, shutdown_timeout=1)
+
+
 def straight(app: FastAPI) -> ASGIApp:
     """The way around the framework."""
-    direct = Direct(app)
+    direct = dispatch(app)
     assert set(direct._functions) == {"/say", "/names"}
-    return BodyLimit(direct, max_body=10**6, timeout=5, most=Count(10**9, 10**9))
+    return Entry(direct, Counter(), max_body=10**6, timeout=5, most=Count(10**9, 10**9))
 
 
 async def post(app: Any, path: str, content: bytes, kind: str | None) -> tuple[int, bytes, dict[str, str]]:
@@ -116,7 +123,8 @@ async def post(app: Any, path: str, content: bytes, kind: str | None) -> tuple[i
     headers = {} if kind is None else {"Content-Type": kind}
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         answer = await client.post(path, content=content, headers=headers)
-    return answer.status_code, answer.content, dict(answer.headers)
+    headers = {name: value for name, value in answer.headers.items() if name != "x-request-id"}
+    return answer.status_code, answer.content, headers
 
 
 BODIES: Sequence[bytes] = (
@@ -224,7 +232,7 @@ FAMILIES = {
 def idle_server(hooks: HookRelay) -> ServerView:
     """A server whose engine has done nothing yet."""
     llm: Any = SimpleNamespace(hooks=hooks, max_model_len=64, model_name="tiny", observe=lambda measures: None)
-    return ServerView(llm, Counter(), KeyRing(), AdminKey())
+    return ServerView(llm, Counter(), KeyRing())
 
 
 def served(plugins: str = "", extra: Sequence[Candidate] = ()) -> tuple[dict[str, Any], Registry]:
@@ -264,4 +272,4 @@ def test_the_routes_that_generate_are_asked_without_fastapis_resolution() -> Non
     app, hooks = FastAPI(), HookRelay("frontend", Registry.discover())
     add_routes(app, hooks, idle_server(hooks))
     families = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"}
-    assert set(Direct(app)._functions) >= families
+    assert set(dispatch(app)._functions) >= families

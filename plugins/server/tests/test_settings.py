@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.config.declaration import EngineSettings
-from engine.config.names import Key, resolve
 from engine.config.settings import EngineConfig
-from engine.config.sources import gather
+from engine.config.sources import Key, gather, resolve
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
 from engine_server.config import ServerConfig

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from engine.types.outputs import StepStats
-from engine_server.lifecycle import StatisticsLog
+from engine_server.metrics.exposition import _EngineCollector
+from engine_server.metrics.measures import Measures
+from engine_server.program import StatisticsLog
 
 
 class Engine:
@@ -16,7 +20,7 @@ class Engine:
 
     def now(self, **changes):
         old = {} if self.last_stats is None else {f: getattr(self.last_stats, f) for f in StepStats.__struct_fields__}
-        blank = dict.fromkeys(StepStats.__struct_fields__, 0) | {"pages_total": 200}
+        blank = dict.fromkeys(StepStats.__struct_fields__, 0) | {"pages_total": 200, "kv_connectors": ()}
         self.last_stats = StepStats(**(blank | old | changes))
 
 
@@ -42,6 +46,23 @@ def test_rates_are_of_the_time_since_the_last_line(watched):
     )
 
 
+def test_with_connectors_it_tells_where_prompts_came_from(watched):
+    engine, clock, log = watched
+    engine.now(prompt_tokens=400, prefix_queries=400, prefix_hits=100, kv_connectors=(("file", "hit_tokens", 40),))
+    clock[0] += 10
+    assert log.line().endswith(", prompts from device 25.0 %, file 10.0 %, computed 65.0 %")
+    engine.now(prompt_tokens=500, prefix_queries=500, prefix_hits=100, kv_connectors=(("file", "hit_tokens", 130),))
+    clock[0] += 10
+    assert log.line().endswith(", prompts from device 0.0 %, file 90.0 %, computed 10.0 %")
+
+
+def test_what_drafts_were_worth(watched):
+    engine, clock, log = watched
+    engine.now(generation_tokens=100, num_drafts=60, num_accepted_drafts=45, num_draft_rows=20)
+    clock[0] += 10
+    assert log.line().endswith(", drafts accepted 75.0 %, 3.25 tokens a step with drafts")
+
+
 def test_silence_while_there_is_nothing_to_do(watched):
     engine, clock, log = watched
     assert log.line() is None
@@ -61,12 +82,61 @@ def test_requests_that_the_core_has_not_told_of_are_waiting(watched):
     assert log.line().startswith("running 0, waiting 7,")
 
 
-async def test_it_writes_while_it_runs_and_ends_when_cancelled():
-    engine, said = Engine(), asyncio.Queue()
+async def test_it_writes_while_it_runs_and_ends_when_cancelled(capsys):
+    engine, said = Engine(), ""
     engine.num_unfinished = 1
-    task = asyncio.create_task(StatisticsLog(engine, said.put_nowait).run(interval=0))
-    assert await said.get() == await said.get() == "running 0, waiting 1"
+    task = asyncio.create_task(StatisticsLog(engine).run(interval=0))
+    async with asyncio.timeout(30):
+        while said.count("\n") < 2:
+            await asyncio.sleep(0)
+            said += capsys.readouterr().err
+    assert {line[len("12:34:56 ") :] for line in said.splitlines()} == {"running 0, waiting 1"}
     engine.num_unfinished = 0
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def samples(stats: StepStats) -> list[tuple[str, dict[str, str], float]]:
+    """What /metrics tells of the first of two cores."""
+    cores = [SimpleNamespace(dp_rank=0, stats=stats, alive=True), SimpleNamespace(dp_rank=1, stats=None, alive=True)]
+    plan = SimpleNamespace(registry=SimpleNamespace(broken=tuple))
+    llm = SimpleNamespace(model_name="m", cores=cores, plan=plan, worker=None)
+    families = _EngineCollector(cast("Any", llm), {}, Measures(64).plain(), ()).collect()
+    found = [(sample.name, dict(sample.labels), sample.value) for family in families for sample in family.samples]
+    return [one for one in found if one[1].get("engine") == "0"]
+
+
+def test_metrics_tell_where_prompts_came_from():
+    stats = StepStats(
+        prefix_queries=100,
+        prefix_hits=32,
+        kv_connectors=(("host", "hit_tokens", 16), ("host", "loaded_tokens", 48), ("file", "hit_tokens", 0)),
+    )
+    told = {
+        labels["source"]: value
+        for name, labels, value in samples(stats)
+        if name == "engine:prompt_tokens_by_source_total"
+    }
+    assert told == {"device": 32, "host": 16, "file": 0, "computed": 52}
+    told = {
+        labels["source"]: value
+        for name, labels, value in samples(StepStats(prompt_tokens=9))
+        if name == "engine:prompt_tokens_by_source_total"
+    }
+    assert told == {"device": 0, "computed": 9}, "without a prefix cache"
+
+
+def test_metrics_tell_where_drafts_were_accepted():
+    stats = StepStats(num_drafts=9, num_accepted_drafts=6, num_draft_rows=3, accepted_drafts_at=(3, 2, 1))
+    found = {
+        (name.removeprefix("engine:spec_decode_"), labels.get("position")): value
+        for name, labels, value in samples(stats)
+        if "spec_decode" in name
+    }
+    assert found == {
+        ("num_drafts_total", None): 3,
+        ("num_draft_tokens_total", None): 9,
+        ("num_accepted_tokens_total", None): 6,
+        **{("num_accepted_tokens_per_pos_total", str(i)): 3 - i for i in range(3)},
+    }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.chat_template import ChatTemplate
+from engine.types.errors import TokenizerError
 from engine_server.conversation.tools import ToolRequest
 from engine_server.conversation.turn import Conversation, with_documents, with_effort, without_thoughts
 from engine_server.errors import APIError
@@ -16,12 +16,13 @@ from engine_server.errors import APIError
 def state(*takes: str, thinks: bool = True) -> Any:
     """With a template that writes these variables into the prompt."""
 
-    def render_chat(messages: Any, **options: Any) -> str:
-        return f"{messages} {[(name, options[name]) for name in takes if name in options]}"
+    def render_chat(messages: Any, variables: Any) -> str:
+        rendered.append(variables)
+        return f"{messages} {[(name, variables[name]) for name in takes if name in variables]}"
 
-    tokenizer: Any = SimpleNamespace(render_chat=render_chat)
-    engine = SimpleNamespace(chat_template=ChatTemplate(tokenizer), reasoning_parser=thinks or None)
-    return SimpleNamespace(engine=engine)
+    rendered: list[Any] = []
+    engine = SimpleNamespace(inputs=SimpleNamespace(render_chat=render_chat), reasoning_parser=thinks or None)
+    return SimpleNamespace(engine=engine, told_apart={}, rendered=rendered)
 
 
 SAID = Conversation(messages=[{"role": "user", "content": "Hi"}], tools=ToolRequest(), variables={"mine": 1})
@@ -55,3 +56,22 @@ def test_documents_where_the_template_shows_them() -> None:
     assert with_documents(state(), SAID, None) == SAID
     with pytest.raises(APIError, match="does not show them"):
         with_documents(state(), SAID, documents)
+
+
+def test_what_a_template_tells_apart_is_found_once() -> None:
+    takes = state("reasoning_effort")
+    for _ in range(3):
+        with_effort(takes, SAID, "high", "reasoning_effort")
+        with pytest.raises(APIError):
+            without_thoughts(takes, SAID, "thinking")
+    assert len(takes.rendered) == 4
+
+
+def test_no_template_tells_nothing_apart() -> None:
+    def render_chat(messages: Any, variables: Any) -> str:
+        raise TokenizerError("render", "there is no template")
+
+    none = state("reasoning_effort")
+    none.engine.inputs.render_chat = render_chat
+    with pytest.raises(APIError):
+        with_effort(none, SAID, "high", "reasoning_effort")

@@ -10,9 +10,9 @@ import pytest
 
 from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.grammar import GrammarCard
-from engine.interfaces.tool_parser import whole
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.tool_text import whole
 from engine_parsers.tool_parsers.hermes import HermesParser
 from engine_parsers.tool_parsers.mistral import MistralParser
 from engine_parsers.tool_parsers.pythonic import PythonicParser
@@ -60,7 +60,6 @@ def read(stream: Any, text: str) -> Any:
 
 
 def test_nothing_is_enforced_that_need_not_come() -> None:
-    assert plan("none", grammar()) == (None, None)
     assert plan("auto", grammar("json")).constraint is None
     with pytest.raises(APIError, match="--tool-call-parser") as caught:
         plan("auto", grammar("json"), None)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine_server import uvicorn_server
 from engine_server.config import ServerConfig
-from engine_server.keys import AdminKey, KeyRing
+from engine_server.keys import KeyRing
 from engine_server.lifecycle import Lifecycle
 from engine_server.uvicorn_server import MAX_HEAD_BYTES, bounded_protocol, make_server
 
@@ -106,7 +106,7 @@ async def test_an_upgrade_is_a_plain_request(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(uvicorn_server, "create_app", lambda *_: app)
     llm: Any = SimpleNamespace(model_names=("tiny",))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = make_server(llm, ServerConfig(), Lifecycle(), KeyRing(), AdminKey())
+        server = make_server(llm, ServerConfig(), Lifecycle(), KeyRing())
         running = asyncio.ensure_future(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(

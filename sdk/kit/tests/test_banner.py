@@ -11,7 +11,7 @@ from engine.interfaces.ops import OpsNeed
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Card, Registry
 from engine.plugin.card import VARIES
-from engine.plugin.selection import Selection, Verdict, chosen_drivers
+from engine.plugin.selection import Selection, Verdict
 from engine.types.errors import ContractError
 from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec
@@ -19,6 +19,7 @@ from engine.types.parallel import Parallel
 from engine.types.params import SamplingDefaults
 from engine.types.start import WorkerReady
 from engine_kit.banner import amount, greeting, render, wrapped
+from engine_kit.chosen_drivers import chosen_drivers
 
 FULL = KVSpec(kind="full", num_kv_heads=2, head_size=8)
 SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=32)
@@ -40,7 +41,7 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
     layout = make_layout(specs, block_size=16, kv_itemsize=4, tokens_per_page={"full": 16, "sliding": 16})
     worker = SimpleNamespace(
         layout=layout, max_model_len=max_model_len, max_num_seqs=4, max_num_batched_tokens=16, dtype="float32",
-        device="cpu", size=1, kv_cache_dtype=None,
+        device="cpu", parallel=Parallel(), kv_cache_dtype=None,
     )  # fmt: skip
     facts = {
         "config": SimpleNamespace(data_parallel_size=1, batch_invariant=False),
@@ -125,7 +126,7 @@ def test_a_cache_that_is_too_small_for_the_longest_request():
     assert longest(one_left, ready(need[1] + 1))[0] == 4000 > longest(one_left, ready(need[1]))[0] > need[0]
     fits = launch((FULL, SLIDING), max_model_len=need[0])
     assert longest(fits, ready(6))[0] == need[0]
-    fits.start.worker.layout = SimpleNamespace(groups=(), growing=())
+    fits.start.worker.layout = SimpleNamespace(groups=(), tables=())
     assert longest(fits, ready(2)) == (need[0], 0)
 
 
@@ -143,9 +144,21 @@ def test_several_cores_are_told():
     plan = launch(config=SimpleNamespace(data_parallel_size=3, batch_invariant=False))
     plan.start.worker.parallel = Parallel(tp=2)
     shown = " ".join(render(plan, ready(17), None).split())
-    assert "ranks 3 engine cores, each with the whole model, divided over 2 processes each" in shown
+    assert "ranks 3 engine cores, each with the whole model, divided over 2 processes each: each layer over" in shown
     assert "256 tokens in blocks of 16 on each of 3 ranks" in shown and "4 at most on each of 3 ranks" in shown
     assert "rank" not in render(launch(), ready(17), None)
+
+
+def test_stages_are_told():
+    plan = launch()
+    plan.model.num_layers = 7
+    plan.start.worker.parallel = Parallel(pp=3)
+    shown = " ".join(render(plan, ready(17), None).split())
+    assert "workers the model is divided over 3 processes: 3 pipeline stages of 2, 3, 2 layers" in shown
+    assert "each layer" not in shown
+    plan.start.worker.parallel = Parallel(pp=2, tp=2, split=(3, 4))
+    shown = " ".join(render(plan, ready(17), None).split())
+    assert "over 4 processes: 2 pipeline stages of 3, 4 layers; each layer over 2 ranks" in shown
 
 
 def test_who_serves_each_point_and_why():

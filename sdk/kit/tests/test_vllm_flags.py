@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli.flags import canonical, merged_settings
-from engine.cli.main import _find, _flags, main
+from engine.cli.main import _find, _flags, canonical, main
 from engine.config.declaration import EngineSettings
 from engine.config.settings import EngineConfig
 from engine.plugin.points import POINTS
 from engine.types.params import MAX_LOGPROBS
 from engine_kit import vllm_flags
+from engine_kit.flags import merged_settings
 from engine_kit.vllm_flags import READERS, other_names, translate
 from engine_server.config import ServerConfig
 from engine_server.settings import ServerSettings

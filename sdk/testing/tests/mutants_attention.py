@@ -302,6 +302,73 @@ class KeepsTwoBits(Plain):
         super().write(layer, k, v, cache, plan)
 
 
+class ReadsInOrder(Plain):
+    """keys and values are read in the order of their slots, not in that in which they are asked for"""
+
+    def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().read(group, cache, slots.sort().values)
+
+
+class SeesSiblings(Plain):
+    """nodes of a tree of drafts see all before them, their siblings included"""
+
+    def hidden(self, bits: torch.Tensor) -> torch.Tensor:
+        return bits * 0
+
+
+class ParentOffByOne(Plain):
+    """nodes of a tree of drafts see the neighbours of those that they follow"""
+
+    def hidden(self, bits: torch.Tensor) -> torch.Tensor:
+        return bits << 1
+
+
+class ForgetsTheFurthestNode(Plain):
+    """of a tree of 64 drafts the last sees the first, which it does not follow"""
+
+    def hidden(self, bits: torch.Tensor) -> torch.Tensor:
+        return bits & (2**63 - 1)
+
+
+class WindowCountsSiblings(Plain):
+    """the window of a node begins where it would if the node followed all before it"""
+
+    def first(self, place: int, bits: int, window: int | None) -> int:
+        return super().first(place, 0, window)
+
+
+class SlopesCountSiblings(Plain):
+    """ALiBi takes from a node's scores by the places between, those of its siblings included"""
+
+    def steps(self, place: int, seen: torch.Tensor) -> torch.Tensor:
+        return place - seen
+
+
+class MovesInTurn(Plain):
+    """keys and values are moved one after the other: what is moved away from a slot may be what was moved there"""
+
+    def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
+        for one, other in zip(source.split(1), destination.split(1), strict=True):
+            super().move(group, cache, one, other)
+
+
+class MovesKeysAlone(Plain):
+    """keys are moved, and values stay"""
+
+    def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
+        values = cache.v.clone()
+        super().move(group, cache, source, destination)
+        cache.v.copy_(values)
+
+
+class LatentReadsTheKeyTwice(PlainLatent):
+    """latent attention reads a rotated key from a vector's beginning"""
+
+    def read(self, group: KVGroup, cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        latent, _ = super().read(group, cache, slots)
+        return latent, latent[:, : group.rope_size]
+
+
 class LatentWithoutPositions(PlainLatent):
     """latent attention leaves the rotated keys out of the scores"""
 
@@ -381,6 +448,7 @@ LATENT = [
     LatentSeesTheFirst,
     LatentAssumesDense,
     LatentWeighsByNothing,
+    LatentReadsTheKeyTwice,
 ]
 
 MUTANTS = [
@@ -388,8 +456,9 @@ MUTANTS = [
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
     WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks,
-    NoSlopes, SlopesToOneSide, KeepsTwoBits, LooksBesideTheRow, ServesEverything, Undecided, NamesNoBody, Heavy,
-    *LATENT,
+    NoSlopes, SlopesToOneSide, KeepsTwoBits, ReadsInOrder, SeesSiblings, ParentOffByOne, ForgetsTheFurthestNode,
+    WindowCountsSiblings, SlopesCountSiblings, MovesInTurn, MovesKeysAlone, LooksBesideTheRow, ServesEverything,
+    Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, [m for m in MUTANTS if m not in LATENT]))

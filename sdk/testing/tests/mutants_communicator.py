@@ -5,14 +5,27 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from mutant_suites import suites_of
 
 from engine_reference.communicator_gloo.gloo import Gloo
 from engine_sdk.conformance import CommunicatorConformance
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def swept() -> Iterator[None]:
+    """What a mutant leaves in shared memory goes when its suite is through."""
+    before = set(SHARED_MEMORY.glob("mutant-*"))
+    yield
+    for left in set(SHARED_MEMORY.glob("mutant-*")) - before:
+        left.unlink(missing_ok=True)
 
 
 class OwnFirst(Gloo):
@@ -214,9 +227,9 @@ class LeavesMemory(Gloo):
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
-        self._path = f"/dev/shm/mutant-{os.getpid()}-{uuid.uuid4().hex}"
+        self._path = SHARED_MEMORY / f"mutant-{os.getpid()}-{uuid.uuid4().hex}"
         if self._rank == 0:
-            open(self._path, "wb").close()
+            self._path.touch()
 
 
 class CloseOnce(Gloo):

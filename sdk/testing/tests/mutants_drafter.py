@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from mutant_suites import suites_of
-from plain_drafter_card import PlainDrafter
+from plain_drafter_card import ModelDrafter, ObservingDrafter, PlainDrafter, TreeDrafter
 
-from engine.interfaces.drafter import DraftRows, Drafts, DraftSession
+from engine.interfaces.drafter import DraftBatch, DraftRows, Drafts, DraftSession
+from engine.interfaces.step import TargetStep
 from engine.types.plan import NewSlot
 from engine_kit.philox import uniform
 from engine_reference.drafter_ngram.ngram import NgramDrafterBody
@@ -45,7 +46,7 @@ class Plain:
     def told(self, weights: np.ndarray) -> np.ndarray:
         return weights
 
-    def accepted(self, rows: DraftRows, counts: torch.Tensor) -> None:
+    def observe(self, step: TargetStep, session: DraftSession) -> None:
         pass
 
     def enter(self, new: NewSlot) -> None:
@@ -258,20 +259,199 @@ class LearnsTooMuch(Learns):
         super().leave(slot, num_tokens + 8, session)
 
 
+# -- of one that looks on at the target -------------------------------------------------------------------------------
+class LooksOn(Plain):
+    """Right: one random layer over the state of the last token that counts, and what it drafted itself."""
+
+    def __init__(self, context: Any) -> None:
+        size, random = context.start.model.hidden_size, torch.Generator().manual_seed(1)
+        self.head = torch.randn(size, VOCAB, generator=random)
+        self.states = torch.zeros(64, size)
+
+    def enter(self, new: NewSlot) -> None:
+        self.states[new.slot] = 0
+
+    def last(self, step: TargetStep) -> torch.Tensor:
+        return step.last
+
+    def observe(self, step: TargetStep, session: DraftSession) -> None:
+        assert step.hidden is not None
+        self.states[torch.from_numpy(step.plan.slot_of_row).long()] = step.hidden[self.last(step)].float()
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        states = self.states[torch.from_numpy(rows.slot).long()]
+        last = session.tokens[rows.slot, rows.num_tokens - 1].long()
+        first = ((states @ self.head).argmax(dim=1) + last) % VOCAB
+        return Drafts(((first[:, None] + torch.arange(int(rows.num_drafts.max()))) % VOCAB).int())
+
+
+class KeepsAnothersState(LooksOn):
+    """the state of whoever had the slot before stays until a step of the new request is observed"""
+
+    def enter(self, new: NewSlot) -> None:
+        pass
+
+
+class TakesTheNextRowsState(LooksOn):
+    """the state behind a row's own is taken, of the next row's first token"""
+
+    def last(self, step: TargetStep) -> torch.Tensor:
+        return (super().last(step) + 1) % len(step.next_tokens)
+
+
+# -- of one with a model -----------------------------------------------------------------------------------------------
+class WithModel(LooksOn):
+    """Right: the model runs over every step, on the target's states; drafts go on from its state of the last token that
+    counts, each from the one before."""
+
+    def __init__(self, context: Any) -> None:
+        self.states = torch.zeros(64, context.start.model.hidden_size, dtype=torch.float64)
+
+    def features(self, step: TargetStep) -> torch.Tensor:
+        assert step.hidden is not None
+        return step.hidden
+
+    def observe(self, step: TargetStep, session: DraftSession) -> None:
+        hidden = session.run_step(0, step, self.features(step))
+        self.states[torch.from_numpy(step.plan.slot_of_row).long()] = hidden[self.last(step)]
+
+    def start(self, rows: DraftRows, ahead: int) -> np.ndarray:
+        return rows.num_tokens - 2 + ahead
+
+    def slot(self, rows: DraftRows) -> np.ndarray:
+        return rows.slot
+
+    def told(self, q: torch.Tensor) -> torch.Tensor:
+        return q
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        states, tokens, probs = self.states[torch.from_numpy(rows.slot).long()], [], []
+        for ahead in range(int(rows.num_drafts.max())):
+            if ahead:
+                batch = DraftBatch(self.slot(rows), self.start(rows, ahead), 1, tokens[-1], states)
+                states = session.run(0, batch)
+            token, q = session.draw(session.model().logits(states), rows, ahead)
+            tokens.append(token)
+            probs += [] if q is None else [self.told(q)]
+        return Drafts(torch.stack(tokens, 1), None, torch.stack(probs, 1) if probs else None)
+
+
+class ModelInAnotherSlot(WithModel):
+    """the draft model's pass goes on in another row's slot"""
+
+    def slot(self, rows: DraftRows) -> np.ndarray:
+        return np.roll(rows.slot, 1)
+
+
+class StaleFeature(WithModel):
+    """the state of a row's last token is kept, though it may be behind a draft that was not kept"""
+
+    def last(self, step: TargetStep) -> torch.Tensor:
+        return step.query_start_loc[1 : 1 + step.plan.num_rows].long() - 1
+
+
+class KeepsRejectedKV(WithModel):
+    """the draft model does not run over steps with drafts: what it kept of wrong ones stays"""
+
+    def observe(self, step: TargetStep, session: DraftSession) -> None:
+        if step.plan.num_drafts is None:
+            super().observe(step, session)
+        else:
+            slots = torch.from_numpy(step.plan.slot_of_row).long()
+            self.states[slots] = self.features(step)[self.last(step)].double()
+
+
+class WrongPosition(WithModel):
+    """the first pass stands a position too far on, over a token of which nothing is kept"""
+
+    def start(self, rows: DraftRows, ahead: int) -> np.ndarray:
+        return super().start(rows, ahead + 1)
+
+
+class SharpenedQ(WithModel):
+    """the distribution that is told is sharper than the one that drafts are drawn from"""
+
+    def told(self, q: torch.Tensor) -> torch.Tensor:
+        return q**1.3 / (q**1.3).sum(dim=1, keepdim=True)
+
+
+class Branching(Plain):
+    """Right: drafts 2 i + 1 and 2 i + 2 follow draft i, and the first two the row's last token."""
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        k = int(rows.num_drafts.max())
+        tokens = torch.empty(len(rows.slot), k, dtype=torch.int32)
+        last = session.tokens.numpy()[rows.slot, rows.num_tokens - 1]
+        for node in range(k):
+            before = last if node < 2 else tokens[:, node // 2 - 1].numpy()
+            tokens[:, node] = torch.from_numpy((before * 3 + node % 2 + 1) % VOCAB)
+        return Drafts(tokens, parents=self.parents(np.arange(k)))
+
+    def parents(self, node: np.ndarray) -> np.ndarray | None:
+        return (node // 2 - 1).astype(np.int32)
+
+
+class FollowsItself(Branching):
+    """tree parent off by one: a draft follows one that does not stand before it"""
+
+    def parents(self, node: np.ndarray) -> np.ndarray:
+        return (node // 2).astype(np.int32)
+
+
+class WideParents(Branching):
+    """parents are int64"""
+
+    def parents(self, node: np.ndarray) -> np.ndarray:
+        return node // 2 - 1
+
+
+class DrawsTrees(Branching):
+    """the drafts of a tree come with probabilities"""
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        drafts = super().propose(rows, session)
+        return drafts._replace(probs=torch.ones(*drafts.tokens.shape, VOCAB) / VOCAB)
+
+
+class GrowsDeeper(Branching):
+    """more drafts follow one another than the card says"""
+
+    def parents(self, node: np.ndarray) -> np.ndarray:
+        return (node - 1).astype(np.int32)
+
+
+WITH_TREES = [FollowsItself, WideParents, DrawsTrees, GrowsDeeper]
+WITH_MODEL = [ModelInAnotherSlot, StaleFeature, KeepsRejectedKV, WrongPosition, SharpenedQ]
+LOOKING_ON = [KeepsAnothersState, TakesTheNextRowsState]
 LEARNING = [OneHistory, LearnsTooMuch]
 DRAWN = [Unnormalised, TellsAnother, Argmax, Impossible, RanksDiffer]
 CERTAIN = [
     TooMany, LongTokens, ReadsPastTheEnd, WrongSlot, WritesTheTable, FirstRowsCount, Narrow, OutsideVocabulary,
     KeepsTexts, NoticesShorterTexts, ForgetsWhenLeft, DraftsNothing, Backwards,
 ]  # fmt: skip
-MUTANTS = [*DRAWN, *CERTAIN, *LEARNING]
+MUTANTS = [*DRAWN, *CERTAIN, *LEARNING, *LOOKING_ON, *WITH_MODEL, *WITH_TREES]
 
 globals().update(suites_of(DrafterConformance, PlainDrafter, DRAWN))
 globals().update(suites_of(DrafterConformance, "ngram", [*CERTAIN, *LEARNING]))
+globals().update(suites_of(DrafterConformance, ObservingDrafter, LOOKING_ON))
+globals().update(suites_of(DrafterConformance, ModelDrafter, WITH_MODEL))
+globals().update(suites_of(DrafterConformance, TreeDrafter, WITH_TREES))
 
 
 class TestUnbroken(DrafterConformance):
     card = PlainDrafter
+
+
+class TestBranches(DrafterConformance):
+    card = TreeDrafter
+
+
+class TestLooksOn(DrafterConformance):
+    card = ObservingDrafter
+
+
+class TestWithModel(DrafterConformance):
+    card = ModelDrafter
 
 
 class TestLearns(DrafterConformance):

@@ -1,4 +1,4 @@
-"""Evictors with one planted fault each, in the place of the reference driver's body."""
+"""Evictors with one planted fault each, in the place of the bodies of `lru` and `cacheblend`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from mutant_suites import suites_of
 
+from engine.interfaces.context import CoreContext
+from engine.interfaces.evictor import Reuse
+from engine_blend.chunks import Chunks
 from engine_reference.evictor_lru import LRU
 from engine_sdk.conformance import EvictorConformance
 
@@ -181,6 +184,8 @@ class CommittedOnce(LRU):
 class TwoQueues(LRU):
     """Right: 2Q (Johnson, Shasha 1994). What comes back soon after it was given up goes after all that is new."""
 
+    retain = None  # type: ignore[assignment]
+
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self.again, self.hashes = LRU(context), [b""] * context.num_pages
@@ -225,6 +230,100 @@ class TwoQueues(LRU):
         self.again.check_integrity()
 
 
+# -- of what is retained ---------------------------------------------------------------------------------------------
+class RetainsNothing(LRU):
+    """what is to be retained is heard, and goes as everything else"""
+
+    def retain(self, pages: np.ndarray, priorities: np.ndarray, until: np.ndarray) -> None:
+        pass
+
+
+class RetainsForEver(LRU):
+    """the time of what is retained is never over"""
+
+    def retain(self, pages: np.ndarray, priorities: np.ndarray, until: np.ndarray) -> None:
+        super().retain(pages, priorities, np.where(until > 0, np.inf, 0))
+
+
+class LowestLast(LRU):
+    """of retained pages those of the highest priority go first"""
+
+    def retain(self, pages: np.ndarray, priorities: np.ndarray, until: np.ndarray) -> None:
+        super().retain(pages, -priorities, until)
+
+
+class ReleasesNothing(LRU):
+    """what is said not to be retained any more is so all the same"""
+
+    def retain(self, pages: np.ndarray, priorities: np.ndarray, until: np.ndarray) -> None:
+        kept = until > 0
+        super().retain(pages[kept], priorities[kept], until[kept])
+
+
+class RetainsCandidates(LRU):
+    """what is held while it is said to be retained is not"""
+
+    def retain(self, pages: np.ndarray, priorities: np.ndarray, until: np.ndarray) -> None:
+        there = self._stamps[pages] > 0
+        super().retain(pages[there], priorities[there], until[there])
+
+
+class NeverLetsGo(LRU):
+    """retained pages are not given up where nothing else is left"""
+
+    def victims(self, n: int, table: int) -> np.ndarray:
+        lowest = self._retained.lowest
+        self._retained.lowest = lambda n: np.empty(0, np.int32)  # type: ignore[method-assign]
+        found = super().victims(n, table)
+        self._retained.lowest = lowest  # type: ignore[method-assign]
+        return found
+
+
+class RetainsThePage(LRU):
+    """a page is retained whatever it holds meanwhile"""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._retained.forget = lambda pages: None  # type: ignore[method-assign]
+
+
+class ResetRetains(LRU):
+    """a reset keeps what is retained"""
+
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
+        pass
+
+    def reset(self) -> None:
+        super().reset()
+        self._retained = self.kept
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.kept = self._retained
+        self.kept.reset = lambda: self.kept.take_back(self.kept.aside())  # type: ignore[method-assign]
+
+
+class ForgetsThoseAside(LRU):
+    """retained pages that were passed over stay so when a request finds them, and are given up while it holds them"""
+
+    def on_touch(self, pages: np.ndarray) -> None:
+        super().on_touch(pages[~np.isin(pages, self._retained.aside())])
+
+
+class ChecksOnceOnly(LRU):
+    """a page that was passed over once is no candidate any more when its time is over"""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._retained.over = lambda n: np.empty(0, np.int32)  # type: ignore[method-assign]
+
+
+RETAINING = [
+    RetainsNothing, RetainsForEver, LowestLast, ReleasesNothing, RetainsCandidates, NeverLetsGo, RetainsThePage,
+    ResetRetains, ForgetsThoseAside, ChecksOnceOnly,
+]  # fmt: skip
+
+
 class RemembersForEver(TwoQueues):
     """the hash of every page that was ever given up is kept"""
 
@@ -247,15 +346,59 @@ class CountsOneQueue(TwoQueues):
         return self._len
 
 
+class OneBlockEarly(Chunks):
+    """a chunk lies a block before the one that holds its first token"""
+
+    def reuse(self, root: bytes, tokens: np.ndarray, start: int) -> list[Reuse]:
+        found = super().reuse(root, tokens, start)
+        return [span._replace(position=max(0, span.position - 16)) for span in found]
+
+
+class WholeChunks(Chunks):
+    """a chunk is reused whole, though the cached prefix ends within it"""
+
+    def reuse(self, root: bytes, tokens: np.ndarray, start: int) -> list[Reuse]:
+        return [span for span in super().reuse(root, tokens, 0) if span.end > start]
+
+
+class EverybodysChunks(Chunks):
+    """what one tenant has computed, another reuses"""
+
+    def remember(self, root: bytes, tokens: np.ndarray, hashes: Sequence[bytes]) -> None:
+        super().remember(b"", tokens, hashes)
+
+    def reuse(self, root: bytes, tokens: np.ndarray, start: int) -> list[Reuse]:
+        return super().reuse(b"", tokens, start)
+
+
+class KeepsChunks(Chunks):
+    """reset keeps the chunks"""
+
+    def reset(self) -> None:
+        chunks = self._chunks.copy()
+        super().reset()
+        self._chunks = chunks
+
+
+class AllChunksEver(Chunks):
+    """every chunk that ever was is kept"""
+
+    def __init__(self, context: CoreContext) -> None:
+        super().__init__(context)
+        self._most = 1 << 60
+
+
+REUSING = [OneBlockEarly, WholeChunks, EverybodysChunks, KeepsChunks, AllChunksEver]
 REMEMBERING = [RemembersForEver, GhostsReturn, CountsOneQueue]
 ORDERING = [
     DoubleFree, TwiceAtOnce, Unranked, FrontFirst, SortsEachCall, TakesHeldPages, TiresOfTouches, SmallCounters,
     ForgetsTouch, OneMore, OneLess, CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists,
     NullPage, CommittedOnce,
 ]  # fmt: skip
-MUTANTS = [*ORDERING, *REMEMBERING]
+MUTANTS = [*ORDERING, *REMEMBERING, *REUSING, *RETAINING]
 
-globals().update(suites_of(EvictorConformance, "lru", MUTANTS))
+globals().update(suites_of(EvictorConformance, "lru", [*ORDERING, *REMEMBERING, *RETAINING]))
+globals().update(suites_of(EvictorConformance, "cacheblend", REUSING))
 
 
 class TestTwoQueues(EvictorConformance):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -286,7 +285,7 @@ class CountsTiedTwice(Llama):
     """a matrix that is shared is counted twice"""
 
     def num_parameters(self) -> int:
-        return super().num_parameters() + math.prod(self.embed.shape)
+        return super().num_parameters() + self.embed.num_elements()
 
 
 class KeepsState(Llama):
@@ -305,6 +304,20 @@ class ChangesPositions(Llama):
         hidden = super().forward(state, walk)
         state["positions"] += 1
         return hidden
+
+
+class FirstPositions(Llama):
+    """all layers are given the positions that the first one had, whichever tokens are left"""
+
+    def forward(self, state: State, walk: Any) -> torch.Tensor:
+        positions = state["positions"]
+
+        def fixed(layers: Any, state: State) -> Any:
+            for layer in walk(layers, state):
+                state["positions"] = positions
+                yield layer
+
+        return super().forward(state, fixed)
 
 
 class EmbedsAgain(Llama):
@@ -425,7 +438,8 @@ class AddsBiasEverywhere(_Shared):
         super().__init__(context)
         for layer in self.layers:
             for linear in (layer.attention.o, layer.mlp.down):
-                linear._adds_bias = True
+                linear.shape = linear.shape._replace(bias=True)
+                linear._passed_over = frozenset()
 
 
 class ReadsOn(_Shared):
@@ -434,7 +448,8 @@ class ReadsOn(_Shared):
     def load_weights(self, weights: Any) -> None:
         for layer in self.layers:
             qkv = layer.attention.qkv
-            qkv._out = (qkv._out[0], *(shard._replace(start=0) for shard in qkv._out[1:]))
+            queries, *others = qkv.shape.outputs
+            qkv.shape = qkv.shape._replace(outputs=(queries, *(shard._replace(start=0) for shard in others)))
         super().load_weights(weights)
 
 
@@ -484,8 +499,8 @@ PLAIN = [
     SeesOneMore, MixesWithTheStep, RotatesNeighbours, CountsForItself, NoPositions, ShortTable, ForgetsResidual,
     WrongEps, SwapsGateAndUp, HeadsInTurn, ValuesBackwards, NoRoot, RepeatsHeads, SecondLayerForBoth,
     IgnoresUnexpected, CutsToSize, TakesTheLast, Untyped, TransposesSquares, RoundsOnce, TiesAlways, KeepsState,
-    ChangesPositions, EmbedsAgain, HasEveryLayer, RunsAllLayers, NormsTheBatch, LogitsOfTheBatch, AnswersInFloat32,
-    HeadIsNotQuantised, ShiftsShards, GathersBackwards, SumsNothing, OneRankMore, ReadsOn,
+    ChangesPositions, FirstPositions, EmbedsAgain, HasEveryLayer, RunsAllLayers, NormsTheBatch, LogitsOfTheBatch,
+    AnswersInFloat32, HeadIsNotQuantised, ShiftsShards, GathersBackwards, SumsNothing, OneRankMore, ReadsOn,
 ]  # fmt: skip
 WHOLE = [ComputesItself, *CARDS]
 BIASES = [DropsBias, MakesUpBias, AddsBiasEverywhere]

@@ -145,6 +145,20 @@ class SiluOverflows(TorchOpsBody):
         return gate * grown / (1 + grown) * up
 
 
+class GatesByUp(TorchOpsBody):
+    """gelu of what it should multiply"""
+
+    def gelu_mul(self, gate_up: torch.Tensor, tanh: bool) -> torch.Tensor:
+        return super().gelu_mul(torch.cat(gate_up.chunk(2, dim=-1)[::-1], dim=-1), tanh)
+
+
+class ReluUnsquared(TorchOpsBody):
+    """relu is never squared"""
+
+    def relu(self, x: torch.Tensor, squared: bool) -> torch.Tensor:
+        return super().relu(x, False)
+
+
 class GeluByTanh(TorchOpsBody):
     """gelu by its approximation always"""
 
@@ -356,6 +370,29 @@ class CountsOnlyKept(TorchOpsBody):
         return (super().verify(tokens, drafts, start) - 1).clamp(min=1)
 
 
+class TreeParentOffByOne(TorchOpsBody):
+    """drafts of a tree are taken to follow the position behind their parent"""
+
+    def verify_tree(self, tokens: Any, drafts: Any, parents: torch.Tensor, start: Any, depth: int) -> Any:
+        behind = torch.minimum(parents + 1, torch.arange(len(parents), device=parents.device) - 1)
+        return super().verify_tree(tokens, drafts, torch.where(parents < 0, parents, behind), start, depth)
+
+
+class TakesTheLastBranch(TorchOpsBody):
+    """of drafts that follow one token and are alike, the last is gone on to"""
+
+    def verify_tree(self, tokens: Any, drafts: Any, parents: torch.Tensor, start: torch.Tensor, depth: int) -> Any:
+        counts, paths = torch.ones(len(start) - 1, dtype=torch.int32), start[:-1, None].repeat(1, depth + 1)
+        for row, path in enumerate(paths):
+            for step in range(depth):
+                follow = torch.nonzero((parents == path[step]) & (drafts == tokens[path[step]])).flatten()
+                if not len(follow):
+                    break
+                path[step + 1 :] = follow[-1]
+                counts[row] += 1
+        return counts, paths
+
+
 class KeepsEverything(TorchOpsBody):
     """every draft is kept"""
 
@@ -389,10 +426,12 @@ class CertainAlways(TorchOpsBody):
 MUTANTS = [
     NormWithoutEps, NormOfOneRow, NormInOwnDtype, NormOfTheFirst, SampleVariance, InfinityIsBroken,
     BrokenStays, RopeInterleaved, RopeBackwards, RopeByPlace, RotatesBeforeNorm, OneNormForBoth, NormsTheWholeRow,
-    GatesWrongHalf, SiluOverflows, GeluByTanh, CapForgotten, MasksByProduct, BiasForgotten, NarrowSums, TailDropped,
+    GatesWrongHalf, SiluOverflows, GatesByUp, ReluUnsquared, GeluByTanh, CapForgotten, MasksByProduct, BiasForgotten,
+    NarrowSums, TailDropped,
     IgnoresStrides, PaddingForgotten, OneBlockSize, PromptCounts, DividesAlways, BitsBackwards, StuckRows, WrongStream,
     HalfASeed, SharedNumber, TieToLast, TopKExactly, TopPOneShort, MinPOfAll, WarmsLate, SpoiltBatch, RankWithEquals,
-    CountsOnlyKept, KeepsEverything, UnnormalisedDraft, NoResidual, CertainAlways,
+    CountsOnlyKept, TreeParentOffByOne, TakesTheLastBranch, KeepsEverything, UnnormalisedDraft, NoResidual,
+    CertainAlways,
 ]  # fmt: skip
 
 globals().update(suites_of(OpsConformance, "torch", MUTANTS))

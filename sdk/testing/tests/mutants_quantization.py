@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-import torch
-from mutant_suites import suites_of
-from plain_quantization_cards import Overstates, SaysNothing, ServesEverything
+from collections.abc import Mapping, Sequence
 
+import torch
+from engine_times3.body import Codes, Times3
+from engine_times3.card import Times3Card
+from mutant_suites import suites_of
+from plain_quantization_cards import (
+    ClaimsEverything,
+    ClaimsNothing,
+    CoversEverything,
+    CoversNothing,
+    Overstates,
+    SaysNothing,
+    ServesEverything,
+)
+from plain_stored import Times3Suite
+
+from engine.interfaces.quantization import LayerShape, StoredTensor
 from engine_reference.quantization_absmax.absmax import AbsmaxBody, Rounded
 from engine_sdk.conformance import QuantizationConformance
 
@@ -20,27 +34,27 @@ class NoBias(AbsmaxBody):
 class Wraps(AbsmaxBody):
     """what is as large as the largest, with the other sign, has no code: it wraps round to the largest's"""
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        packed = super().pack(kind, weight, bias)
-        beyond = (weight.float() / packed.scales).round() >= 128
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        packed = super().pack(layer, tensors)
+        beyond = (tensors["weight"].float() / packed.scales).round() >= 128
         return packed._replace(codes=packed.codes.masked_fill(beyond, 0))
 
 
 class OneScale(AbsmaxBody):
     """all outputs share the largest one's scale"""
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        packed = super().pack(kind, weight, bias)
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        packed = super().pack(layer, tensors)
         scale = packed.scales.abs().amax().clamp(min=1e-30)
-        codes = (weight.float() / scale).round().clamp(-128, 127) + 128
+        codes = (tensors["weight"].float() / scale).round().clamp(-128, 127) + 128
         return packed._replace(codes=codes.to(torch.uint8), scales=torch.full_like(packed.scales, float(scale)))
 
 
 class Truncates(AbsmaxBody):
     """weights lose two steps on one side of 0"""
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        packed = super().pack(kind, weight, bias)
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        packed = super().pack(layer, tensors)
         return packed._replace(codes=torch.where(packed.codes > 129, packed.codes - 2, packed.codes))
 
 
@@ -103,16 +117,16 @@ class NarrowSums(AbsmaxBody):
 class KeepsBias(AbsmaxBody):
     """the bias is kept as a view of what was given"""
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        return super().pack(kind, weight, bias)._replace(bias=bias)
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        return super().pack(layer, tensors)._replace(bias=tensors.get("bias"))
 
 
 class ScalesWeights(AbsmaxBody):
     """the weight is scaled in place"""
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        packed = super().pack(kind, weight, bias)
-        weight *= 0.5
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        packed = super().pack(layer, tensors)
+        tensors["weight"].mul_(0.5)
         return packed
 
 
@@ -135,9 +149,9 @@ class IgnoresStrides(AbsmaxBody):
 class RoundsByChance(AbsmaxBody):
     """weights are rounded up or down by chance"""
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        packed = super().pack(kind, weight, bias)
-        steps = torch.where(packed.scales == 0, 0.0, weight.float() / packed.scales)
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        packed = super().pack(layer, tensors)
+        steps = torch.where(packed.scales == 0, 0.0, tensors["weight"].float() / packed.scales)
         codes = torch.where(steps == steps.round(), steps, (steps + torch.rand(steps.shape)).floor()).clamp(-128, 127)
         return packed._replace(codes=(codes + 128).to(torch.uint8))
 
@@ -147,8 +161,8 @@ class OneBuffer(AbsmaxBody):
 
     _scales: torch.Tensor | None = None
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        packed = super().pack(kind, weight, bias)
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        packed = super().pack(layer, tensors)
         self._scales = packed.scales
         return packed
 
@@ -168,18 +182,21 @@ class PlainBytes(AbsmaxBody):
 class TakesAnything(AbsmaxBody):
     """what is no layer is made one"""
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        weight, bias = tensors["weight"], tensors.get("bias")
         outputs = weight.shape[0]
-        added = None if bias is None else torch.nn.functional.pad(bias.flatten(), (0, outputs))[:outputs]
-        return super().pack(kind, weight.reshape(outputs, -1), added)
+        made = {"weight": weight.reshape(outputs, -1)}
+        if bias is not None:
+            made["bias"] = torch.nn.functional.pad(bias.flatten(), (0, outputs))[:outputs]
+        return super().pack(layer, made)
 
 
 class HeadsAreHalf(AbsmaxBody):
     """heads are packed with half their weights' size"""
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        packed = super().pack(kind, weight, bias)
-        return packed._replace(scales=packed.scales / 2) if kind == "head" else packed
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        packed = super().pack(layer, tensors)
+        return packed._replace(scales=packed.scales / 2) if layer.kind == "head" else packed
 
 
 class FirstRowTwice(AbsmaxBody):
@@ -192,10 +209,65 @@ class FirstRowTwice(AbsmaxBody):
         return out
 
 
+class AnyDtype(Times3):
+    """codes of any dtype are taken"""
+
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        return [one._replace(dtypes=one.dtypes | {"int16"}) for one in super().tensors(layer)]
+
+
+class WholeOnEachRank(Times3):
+    """every rank takes the first rows, whichever are its own"""
+
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        outputs = tuple(part._replace(start=0) for part in layer.outputs)
+        return super().tensors(layer._replace(outputs=outputs))
+
+
+class LastPartFirst(Times3):
+    """the parts of a fused layer are joined in the wrong order"""
+
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        return super().tensors(layer)[::-1]
+
+
+class FirstColumns(Times3):
+    """where inputs are divided, every rank takes the first ones"""
+
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        return super().tensors(layer._replace(inputs=layer.inputs._replace(start=0)))
+
+
+class Doubles(Times3):
+    """codes are taken for a half of the weights"""
+
+    def linear(self, x: torch.Tensor, packed: Codes) -> torch.Tensor:
+        return super().linear(x, packed) * 2 / 3
+
+
+class BiasLost(Times3):
+    """the bias is read, and never added"""
+
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Codes:
+        return super().pack(layer, tensors)._replace(bias=None)
+
+
 MUTANTS = [
     NoBias, Wraps, OneScale, Truncates, ZeroMoves, LastColumn, DividesByZero, RowsTogether, RowsUnsaid, WideResults,
     NarrowSums, KeepsBias, ScalesWeights, ChangesRows, IgnoresStrides, RoundsByChance, OneBuffer, PlainBytes,
     TakesAnything, HeadsAreHalf, FirstRowTwice, Overstates, SaysNothing, ServesEverything,
 ]  # fmt: skip
 
-globals().update(suites_of(QuantizationConformance, "absmax", MUTANTS))
+STORED_MUTANTS = [
+    AnyDtype, WholeOnEachRank, LastPartFirst, FirstColumns, Doubles, BiasLost, ClaimsEverything, ClaimsNothing,
+    CoversEverything, CoversNothing,
+]  # fmt: skip
+MUTANTS += STORED_MUTANTS
+
+
+class StoredConformance(Times3Suite, QuantizationConformance):
+    """With what the suite asks for beside a card."""
+
+
+globals().update(suites_of(QuantizationConformance, "absmax", MUTANTS[: -len(STORED_MUTANTS)]))
+globals().update(suites_of(StoredConformance, Times3Card, STORED_MUTANTS))

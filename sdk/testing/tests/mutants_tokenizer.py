@@ -14,6 +14,7 @@ from mutant_suites import suites_of
 
 from engine.interfaces.context import FrontContext
 from engine.types.errors import TokenizerError
+from engine_kit.chat_messages import template_variables, text_messages
 from engine_reference.tokenizer_hf.tokenizer import HFTokenizerBody
 from engine_sdk.conformance import TokenizerConformance
 
@@ -241,12 +242,12 @@ class _Chats(HFTokenizerBody):
 
     environment: Any = None
 
-    def render_chat(self, messages: Any, *, template: str | None = None, **variables: Any) -> str:
+    def render_chat(self, messages: Any, *, template: str | None = None, variables: Any = None, **options: Any) -> str:
         if template is None:
-            return super().render_chat(messages, template=template, **variables)
+            return super().render_chat(messages, variables=variables, **options)
         try:
-            variables = {"add_generation_prompt": True, **variables, "messages": messages}
-            return str(self.environment.from_string(template).render(variables))
+            seen = {"add_generation_prompt": True, **options, **template_variables(variables)}
+            return str(self.environment.from_string(template).render(seen, messages=text_messages(messages)))
         except (jinja2.TemplateError, AttributeError, LookupError) as error:
             raise TokenizerError("render", str(error)) from error
 
@@ -271,6 +272,15 @@ class UntypedTemplates(HFTokenizerBody):
             return super().render_chat(messages, **more)
         except TokenizerError as error:
             raise jinja2.TemplateError(str(error)) from None
+
+
+class MessagesAsTheyCome(HFTokenizerBody):
+    """templates get messages as clients send them"""
+
+    def render_chat(self, messages: Any, **options: Any) -> str:
+        defaults = {"tools": None, "add_generation_prompt": True, "template": None}
+        options["variables"] = template_variables(options.get("variables"))
+        return self._templates.render(messages, **{**defaults, **options})
 
 
 class ForgetsTools(HFTokenizerBody):
@@ -301,8 +311,8 @@ MUTANTS = [
     TokenByToken, PieceByPiece, DropsTheEnd, FlushesAgain, ShowsSpecial, HoldsBack, RepeatsThePrompt, OneStream,
     Normalises, StripsBlanks, AddsAlways, KeepsSpecial, ReadsSpecialAsText, OneTooSmall, LongerThanItSays,
     ShortVocabulary, SpecialHasBytes, BytesOfSymbols, FailsOnUnknown, UntypedUnicode, PairsBackwards,
-    TypesFromTheStart, NotThreadSafe, NoSandbox, EscapesHTML, UntypedTemplates, ForgetsTools, PromptsAlways,
-    UntypedFiles, *CARDS,
+    TypesFromTheStart, NotThreadSafe, NoSandbox, EscapesHTML, UntypedTemplates, MessagesAsTheyCome,
+    ForgetsTools, PromptsAlways, UntypedFiles, *CARDS,
 ]  # fmt: skip
 
 globals().update(suites_of(TokenizerConformance, "hf", MUTANTS))

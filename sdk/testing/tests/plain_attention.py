@@ -21,6 +21,7 @@ class PlainPlan:
         self.queries: list[tuple[int, int, int]] = []
         self.table = torch.empty(0)
         self.lengths: list[int] = []
+        self.hidden: list[int] | None = None
 
 
 class Plain:
@@ -42,6 +43,7 @@ class Plain:
         plan.slots = batch.slot_mapping
         plan.table = self.table(batch)
         plan.lengths = batch.seq_lens.tolist()
+        plan.hidden = None if batch.hidden is None else self.hidden(batch.hidden).tolist()
         plan.queries = []
         start = batch.query_start_loc_host
         for row in range(batch.num_rows):
@@ -52,6 +54,9 @@ class Plain:
     def table(self, batch: AttentionBatch) -> torch.Tensor:
         return batch.block_table
 
+    def hidden(self, bits: torch.Tensor) -> torch.Tensor:
+        return bits
+
     def place(self, batch: AttentionBatch, row: int, token: int) -> int:
         return int(batch.kv_index[token])
 
@@ -60,6 +65,14 @@ class Plain:
         page, offset = plan.slots // size, plan.slots % size
         cache.k[page, offset] = k.to(cache.k.dtype)
         cache.v[page, offset] = v.to(cache.v.dtype)
+
+    def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        where = (slots // group.tokens_per_block, slots % group.tokens_per_block)
+        return cache.k[where], cache.v[where]
+
+    def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
+        where = (destination // group.tokens_per_block, destination % group.tokens_per_block)
+        cache.k[where], cache.v[where] = self.read(group, cache, source)
 
     def forward(
         self,
@@ -80,7 +93,8 @@ class Plain:
                 own = [t for t, r, _ in plan.queries if r == row]
                 keys, values = k[own].double(), v[own].double()
             else:
-                seen = self.seen(place, layer, plan.lengths[row])
+                bits = 0 if plan.hidden is None else plan.hidden[token]
+                seen = self.nodes(place, bits, layer) if bits else self.seen(place, layer, plan.lengths[row])
                 size = layer.group.tokens_per_block
                 pages = plan.table[row, seen // size].long()
                 keys, values = (x[pages, self.offsets(seen, size)].double() for x in cache)
@@ -88,7 +102,10 @@ class Plain:
             keys, values = (self.repeated(x, repeat) for x in (keys, values))
             places = torch.arange(len(own)) if layer.group.kind == "encoder" else seen
             scores = self.capped(torch.einsum("hd,shd->hs", q[token].double(), keys) * layer.scale, layer)
-            scores = self.sloped(scores, (place - places).abs(), layer)
+            distance = (place - places).abs()
+            if layer.group.kind != "encoder" and bits:
+                distance = self.steps(place, seen)
+            scores = self.sloped(scores, distance, layer)
             scores = self.with_sink(scores, layer)
             weights, total = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)
             out[token] = torch.einsum("hs,shd->hd", weights[:, : len(values)], values).to(out.dtype)
@@ -98,6 +115,18 @@ class Plain:
     def seen(self, place: int, layer: AttentionLayer, length: int) -> torch.Tensor:
         window = layer.need.sliding_window
         return torch.arange(0 if window is None else max(0, place - window + 1), place + 1)
+
+    def nodes(self, place: int, bits: int, layer: AttentionLayer) -> torch.Tensor:
+        """What a node of a tree sees."""
+        first = self.first(place, bits, layer.need.sliding_window)
+        return torch.tensor([key for key in range(first, place + 1) if place - key > 63 or not bits >> place - key & 1])
+
+    def first(self, place: int, bits: int, window: int | None) -> int:
+        return 0 if window is None else max(0, place - (bits % 2**64).bit_count() - window + 1)
+
+    def steps(self, place: int, seen: torch.Tensor) -> torch.Tensor:
+        """From a node to each of the keys that it sees."""
+        return torch.arange(len(seen)).flip(0)
 
     def offsets(self, seen: torch.Tensor, size: int) -> torch.Tensor:
         return seen % size

@@ -12,7 +12,7 @@ class PlainAttention(AttentionCard):
     batch_invariant = True
     kinds = frozenset({"full", "sliding", "encoder"})
     body = "plain_attention:Plain"
-    features = frozenset({"kv_index", "sinks", "alibi", "lse"})
+    features = frozenset({"kv_index", "tree", "sinks", "alibi", "lse"})
 
     @classmethod
     def unsupported(cls, need: AttentionNeed) -> list[str]:
@@ -28,6 +28,7 @@ class PlainAttention(AttentionCard):
 class PlainLatentAttention(PlainAttention):
     """Latent attention, one token after another."""
 
+    features = frozenset({"kv_index", "sinks", "alibi", "lse"})
     kinds = frozenset({"mla"})
     body = "plain_latent:PlainLatent"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.interfaces.kv_connector import KVTransferResult
+from engine.interfaces.kv_connector import NO_PAGES, KVConnectorWorker
 from engine.process import wire
 from engine_reference.connector_host.scheduler_half import Copies
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 
-class Plain:
-    """See `engine.interfaces.kv_connector.KVConnectorWorker`; the scheduler half is that of `host`."""
+class Plain(KVConnectorWorker):
+    """See there."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._decode = wire.decoder(Copies).decode
         self._kept: dict[int, torch.Tensor] = {}
-        self._failed: dict[int, np.ndarray] = {}
+        self._copies: Copies | None = None
+        self._failed = NO_PAGES
 
     def lose(self) -> None:
         """All that is kept."""
@@ -31,22 +32,25 @@ class Plain:
         """The pool."""
         self._pool = pool
 
-    def save(self, metadata: bytes) -> None:
+    def begin(self, step_id: int, section: bytes | None) -> None:
         """Pages out."""
-        copies = self._decode(metadata)
+        assert section is not None
+        copies = self._copies = self._decode(section)
         for page, place in zip(copies.out_page.tolist(), copies.out_place.tolist(), strict=True):
             self._kept[place] = self._pool[page].clone()
 
-    def start_load(self, step_id: int, metadata: bytes) -> None:
+    def load(self, step_id: int) -> None:
         """Pages in, as far as they are there."""
-        copies, failed = self._decode(metadata), []
+        copies, failed = self._copies, []
+        assert copies is not None
         for page, place in zip(copies.in_page.tolist(), copies.in_place.tolist(), strict=True):
             if place in self._kept:
                 self._pool[page] = self._kept[place]
             else:
                 failed.append(page)
-        self._failed[step_id] = np.array(failed, np.int32)
+        self._failed = np.append(self._failed, np.array(failed, np.int32))
 
-    def step_result(self, step_id: int) -> KVTransferResult:
+    def news(self) -> bytes | None:
         """Those that were not."""
-        return KVTransferResult(self._failed.pop(step_id))
+        failed, self._failed = self._failed, NO_PAGES
+        return failed.tobytes() or None

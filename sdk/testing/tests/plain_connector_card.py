@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pydantic import BaseModel
+
 from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed
 
 
@@ -12,17 +14,64 @@ class PlainConnector(KVConnectorCard):
     """Keeps pages in a dictionary."""
 
     framework = "torch"
+    stores = False
     swaps = True
     bodies: ClassVar[Mapping[str, str]] = {
-        "core": "engine_reference.connector_host.scheduler_half:HostScheduler",
+        "core": "plain_connector_scheduler:PlainScheduler",
         "worker": "plain_connector:Plain",
+    }
+
+
+class PlainStoreCard(KVConnectorCard):
+    """Keeps blocks in a dictionary of the process."""
+
+    framework = "torch"
+    bodies: ClassVar[Mapping[str, str]] = {
+        "core": "plain_store_scheduler:PlainStoreScheduler",
+        "worker": "plain_store:PlainStore",
+    }
+
+
+class TravellingCard(PlainStoreCard):
+    """Loads take their time."""
+
+    bodies: ClassVar[Mapping[str, str]] = {
+        "core": "plain_store_scheduler:Travelling",
+        "worker": "plain_store:PlainStore",
+    }
+
+
+class ByLayersCard(PlainStoreCard):
+    """Loads go layer by layer."""
+
+    layerwise = True
+    bodies: ClassVar[Mapping[str, str]] = {
+        "core": "plain_store_scheduler:PlainStoreScheduler",
+        "worker": "plain_store:ByLayers",
+    }
+
+
+class PeerOptions(BaseModel):
+    """The engine's name."""
+
+    name: str = ""
+
+
+class PlainPeerCard(KVConnectorCard):
+    """Engines of one process take pages from each other."""
+
+    framework = "torch"
+    Options = PeerOptions
+    bodies: ClassVar[Mapping[str, str]] = {
+        "core": "plain_peer_scheduler:PeerScheduler",
+        "worker": "plain_peer:PlainPeer",
     }
 
 
 class OneHalf(PlainConnector):
     """the card names no worker half"""
 
-    bodies: ClassVar[Mapping[str, str]] = {"core": "engine_reference.connector_host.scheduler_half:HostScheduler"}
+    bodies: ClassVar[Mapping[str, str]] = {"core": "plain_connector_scheduler:PlainScheduler"}
 
 
 class HeavyHalf(PlainConnector):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.interfaces.executor import merge_ready, rank_starts
-from engine.process.importing import import_object
+from engine.interfaces.executor import rank_starts
+from engine.plugin.loading import import_object
 from engine.types.errors import EngineDeadError
+from engine_kit.ranks import call_worker, merge_ready
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
@@ -55,7 +56,7 @@ class Plain:
     def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         """On every rank, or on one."""
         asked = [worker for place, worker in enumerate(self._living()) if rank in (None, place)]
-        return [getattr(worker, method)(*args) for worker in asked]
+        return [call_worker(worker, method, args) for worker in asked]
 
     def check_health(self) -> None:
         """They live as long as the caller."""

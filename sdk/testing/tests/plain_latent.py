@@ -43,6 +43,10 @@ class PlainLatent:
         size = layer.group.tokens_per_block
         cache[plan.slots // size, plan.slots % size] = torch.cat([latent, rope_key], dim=1).to(cache.dtype)
 
+    def read(self, group: KVGroup, cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        vectors = cache[slots // group.tokens_per_block, slots % group.tokens_per_block]
+        return vectors[:, : -group.rope_size], vectors[:, -group.rope_size :]
+
     def forward(
         self,
         layer: AttentionLayer,

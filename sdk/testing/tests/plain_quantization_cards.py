@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from engine_times3.card import Times3Card
 
 from engine.interfaces.quantization import QuantizationNeed, Rounding
 from engine_reference.quantization_absmax.card import AbsmaxOptions, AbsmaxQuantization
@@ -31,3 +34,35 @@ class ServesEverything(AbsmaxQuantization):
     @classmethod
     def unsupported(cls, need: QuantizationNeed) -> list[str]:
         return []
+
+
+class ClaimsEverything(Times3Card):
+    """whatever form a config names is claimed"""
+
+    @classmethod
+    def claims(cls, stored: Mapping[str, Any]) -> bool:
+        return True
+
+
+class ClaimsNothing(Times3Card):
+    """its own form is not claimed"""
+
+    @classmethod
+    def claims(cls, stored: Mapping[str, Any]) -> bool:
+        return False
+
+
+class CoversEverything(Times3Card):
+    """what the config leaves plain is read in the form"""
+
+    @classmethod
+    def covers(cls, stored: Mapping[str, Any], layer: str, kind: str) -> bool:
+        return True
+
+
+class CoversNothing(Times3Card):
+    """every layer is taken for a plain one"""
+
+    @classmethod
+    def covers(cls, stored: Mapping[str, Any], layer: str, kind: str) -> bool:
+        return False

@@ -24,11 +24,11 @@ def test_a_point_without_a_suite(capsys, point, found, remedy):
 
 
 def test_a_model_is_tested_with_a_config_of_the_users(capsys, tmp_path):
-    """`--config FILE` is read as the model's, not as the engine's settings: here one that the card refuses."""
+    """Here one that the card refuses."""
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     file = tmp_path / "small.json"
     file.write_text(json.dumps({**sizes, "intermediate_size": 32, "max_position_embeddings": 32, "hidden_act": "tanh"}))
-    command = ["plugins", "test", "model", "LlamaForCausalLM", "--config", str(file), "-k"]
+    command = ["plugins", "test", "model", "LlamaForCausalLM", "--model-config", str(file), "-k"]
     assert main([*command, "test_decode"]) == 1
     assert "hidden_act 'tanh' is not 'silu'" in capsys.readouterr().out
     assert main([*command, "describe_agrees"]) == 0
@@ -47,5 +47,6 @@ def test_a_config_that_is_none(capsys, tmp_path, point, text, found):
     file = tmp_path / "small.json"
     if text is not None:
         file.write_text(text)
-    assert main(["plugins", "test", point, "LlamaForCausalLM" if point == "model" else "lru", f"--config={file}"]) == 2
+    driver = "LlamaForCausalLM" if point == "model" else "lru"
+    assert main(["plugins", "test", point, driver, f"--model-config={file}"]) == 2
     assert found in capsys.readouterr().err

@@ -10,7 +10,6 @@ import pytest
 import torch
 from broken_model_cards import Sound
 from engine_gpt2.card import GPT2Card
-from transformers import GPT2LMHeadModel
 
 from engine.interfaces.model import ModelNeed
 from engine_sdk.conformance import ModelConformance
@@ -67,6 +66,8 @@ def test_names_are_those_that_transformers_saves() -> None:
 
 def test_float32_where_a_class_refuses_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle is then as far from the model as float32 is, and the suite asks for no more."""
+    from transformers import GPT2LMHeadModel
+
     forward = GPT2LMHeadModel.forward
 
     def refusing(model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from engine_sdk.conformance import SUITES
 from engine_sdk.conformance.report import run_file
 
-SOME = ("attention", "evictor", "grammar", "scheduling_policy")
+SOME = ("evictor", "logits_processor", "router", "scheduling_policy")
 """Points whose mutants are tried each time; the others' take longer, and are tried with the slow tests."""
 each_point = pytest.mark.parametrize("point", mutants.points())
 

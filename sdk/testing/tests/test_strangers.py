@@ -1,8 +1,9 @@
-"""Models that strangers wrote out of tree, right ones: they pass the suite by three lines, and serve."""
+"""What strangers wrote out of tree, right ones: they pass the suite by a few lines, and serve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,17 @@ import torch
 import transformers
 from engine_gpt2.card import GPT2Card
 from engine_mixtral.card import MixtralCard
+from engine_times3.body import Times3
+from engine_times3.card import Times3Card
+from plain_stored import STORED, Times3Suite, thirds
 from registered import register
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from engine import LLM, SamplingParams
 from engine.cli.main import main
-from engine_sdk.conformance import ModelConformance
+from engine_sdk.conformance import ModelConformance, QuantizationConformance
+from engine_sdk.conformance.model.ranks import on_ranks
 from engine_sdk.conformance.model.small import small_config
 
 STRANGERS = Path(__file__).parent / "strangers"
@@ -29,9 +35,13 @@ class TestMixtral(ModelConformance):
     card, architecture = MixtralCard, "MixtralForCausalLM"
 
 
+class TestTimes3(Times3Suite, QuantizationConformance):
+    card = Times3Card
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both packages, as `pip install -e` leaves them."""
+    """All packages, as `pip install -e` leaves them."""
     for folder in STRANGERS.iterdir():
         register(folder, tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
@@ -72,3 +82,64 @@ def test_they_serve(installed: None, tmp_path: Path, architecture: str, capsys: 
     if worker.not_captured is not None:  # the platform captures steps
         assert any("captured_by = frozenset()" in reason for reason in worker.not_captured) == uncaptured
         assert not (uncaptured and worker.captured)
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def stored(tensors: Tensors, plain: Sequence[str]) -> tuple[Tensors, Tensors]:
+    """(a checkpoint's tensors as times3 stores them, but for what it leaves plain; the plain ones that they mean)."""
+    written: Tensors = {}
+    meant: Tensors = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.rpartition(".")
+        meant[name] = written[name] = tensor.double()
+        if kind == "weight" and (layer.endswith("_proj") or layer == "lm_head") and layer not in plain:
+            del written[name]
+            scale = 20 / tensor.abs().max()  # the codes are few, whatever the weights are
+            written[f"{layer}.third"], meant[name] = thirds(scale * tensor)
+    return written, meant
+
+
+def test_stored_weights_are_served(installed: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint whose config names the form gives the tokens of the plain one that it means: nobody names the
+    driver."""
+    folder, _ = checkpoint(tmp_path / "model", "LlamaForCausalLM")
+    written, meant = stored(load_file(folder / "model.safetensors"), plain=STORED["ignore"])
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    found = []
+    for tensors, more in ((meant, {}), (written, {"quantization_config": STORED})):
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | more))
+        with LLM(model=str(folder), dtype="float64", num_kv_pages=64) as llm:
+            prompts = [{"prompt_token_ids": ids} for ids in ([5, 17, 40, 8], [60])]
+            found.append([list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)])
+            elements = llm.llm_engine.client.worker.num_parameters
+    assert found[0] == found[1]
+    assert elements == sum(tensor.numel() for tensor in meant.values())
+    assert main(["plugins", "why", "quantization", "--model", str(folder)]) == 0
+    assert "times3" in capsys.readouterr().out
+
+
+class _Llama(ModelConformance):
+    driver = "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stored_weights_are_divided(ranks: int) -> None:
+    """Ranks read their parts of what is stored, and sum what they mean, in float64."""
+    written, meant = stored(dict(_Llama.weights()), plain=["lm_head"])
+    ids = _Llama.ids(7)
+    body = {"linear": Times3(None)}  # type: ignore[arg-type]
+    found = on_ranks(
+        ranks,
+        lambda group: _Llama.session(
+            weights=list(written.items()),
+            group=group if ranks > 1 else None,
+            quantization=body,
+        ).whole(ids),
+    )
+    expected = _Llama.session(weights=list(meant.items())).whole(ids)
+    for one in found:
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-9)

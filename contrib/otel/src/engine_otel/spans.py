@@ -55,7 +55,7 @@ class SpanWriter:
         operation = _operation(summary)
         span = self._tracer.start_span(
             f"{operation} {summary.model}",
-            context=self._parents.extract(summary.trace_headers),
+            context=self._parents.extract({} if summary.http is None else summary.http.headers),
             kind=SpanKind.SERVER,
             start_time=_nanoseconds(summary.arrival_time),
             attributes={

@@ -16,8 +16,9 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, cast
+
+from engine.plugin.candidate import entry_points
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +70,7 @@ def setting(default: str | int | float | bool | None, help: str, **facts: Any) -
 
 
 class Settings:
-    """The base of declarations: each attribute that `setting` made is one.
-
-    Attributes:
-        declared: the settings by name.
-    """
+    """The base of declarations: each attribute that `setting` made is one. `declared` has them by name."""
 
     declared: ClassVar[Mapping[str, Setting]] = {}
 
@@ -171,6 +168,7 @@ class EngineSettings(Settings):
     swap_space: int = setting(
         0, "host memory of each rank for pages of preempted requests, e.g. 4GiB", type="bytes", least=0
     )
+    kv_canary: bool = setting(False, "mark pages of the KV cache with what they hold, and check it wherever they move")
     preemption_mode: str = setting(
         "auto",
         "what becomes of a request that loses its pages; auto: swap where there is swap space, else recompute",
@@ -187,6 +185,15 @@ class EngineSettings(Settings):
         "xxhash",
         "hash function that names cached blocks; sha256 where users must not forge each other's",
         choices=("xxhash", "sha256"),
+    )
+    max_kv_retention: float = setting(
+        0.5, "share of the KV cache that requests may retain (0: they may not)", least=0, most=1
+    )
+    max_kv_retention_per_key: float = setting(
+        0.25,
+        "share of the KV cache that one API key, or without keys one cache_salt of LLM, may retain",
+        least=0,
+        most=1,
     )
     batch_invariant: bool = setting(
         False, "take only drivers that compute a row with the same bits alone and in any batch, chunked or not"
@@ -224,7 +231,7 @@ def of_commands() -> Mapping[str, type[Settings]]:
     """What installed commands declare, by the name under which a file may have it; backwards by name, so that the
     server comes before the chat, which shares its settings. What cannot be imported is left out, with a warning."""
     found: dict[str, type[Settings]] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name, reverse=True):
+    for point in sorted(entry_points(GROUP), key=lambda one: one.name, reverse=True):
         try:
             found[point.name] = cast("type[Settings]", point.load())
         except Exception:
@@ -233,7 +240,7 @@ def of_commands() -> Mapping[str, type[Settings]]:
 
 
 @cache
-def command_settings() -> Mapping[str, Setting]:
+def settings_of_commands() -> Mapping[str, Setting]:
     """The same by name. A setting that several commands have means the same to all of them."""
     found: dict[str, Setting] = {}
     for declared in of_commands().values():

@@ -1,39 +1,25 @@
-"""The validated settings of one engine, and errors about them: pydantic's in the engine's own words, and the place
-where a bad value was set. Imports pydantic, so only a starting engine imports this."""
+"""The validated settings of one engine, and pydantic's errors about them in the engine's own words. Imports
+pydantic, so only a starting engine imports this."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_type_hints
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    create_model,
-    field_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, field_validator
 
-from engine.config.declaration import EngineSettings, Setting, Settings, command_settings, of_commands
-from engine.config.names import Key, fold, resolve
-from engine.config.sources import Merged
-from engine.plugin.options import plain
+from engine.config.declaration import EngineSettings, Setting, Settings, of_commands, settings_of_commands
+from engine.config.sources import Key, Merged, fold, resolve
+from engine.plugin.loading import brought
 from engine.plugin.plugin_list import PluginList
-from engine.plugin.points import HOOKS, POINTS
-from engine.types.errors import ConfigError, EngineError, OptionsError, PluginError
+from engine.plugin.points import HOOKS
+from engine.types.errors import ConfigError, EngineError
 
 DeclaredT = TypeVar("DeclaredT", bound=Settings)
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(?:([kmgt])(i)?)?b)?\s*", re.IGNORECASE)
-
-_NAMED = re.compile(r"(?:\A|\bwith )(?:--)?([a-z][\w.-]*)=|\A(?:set|open) (?:an option of )?([a-z][\w.-]*)")
-"""What an error says was asked begins with what was set: "dtype=int4", "--attention=full=x", "set
-drafter.depth to 3", "open model 'x'"."""
 
 
 class Config(BaseModel):
@@ -41,8 +27,7 @@ class Config(BaseModel):
 
     Keywords are settings, in the spellings that a config file may have.
 
-    Raises:
-        ConfigError: a keyword is unknown (with near matches), or a value is of the wrong type or out of range.
+    Raises ConfigError: a keyword is unknown (with near matches), or a value is of the wrong type or out of range.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -124,8 +109,7 @@ def _annotated(setting: Setting, hint: Any) -> Any:
 def parse_bytes(value: str | int) -> int:
     """Bytes from a number, or from text such as "512MiB" (1024s), "4GB" (1000s) or "0.5 GiB".
 
-    Raises:
-        ConfigError: the text is not of this form, or the amount is not positive.
+    Raises ConfigError: the text is not of this form, or the amount is not positive.
     """
     amount = -1
     if isinstance(value, int) and not isinstance(value, bool):
@@ -181,14 +165,13 @@ class EngineConfig(_Model):
     `attention`, `load_format`, ...) and the options of their drivers ("point.option"); `points` and `options` may also
     be given as mappings.
 
-    Raises:
-        ConfigError: a keyword is unknown (with near matches), or a value is of the wrong type or out of range.
+    Raises ConfigError: a keyword is unknown (with near matches), or a value is of the wrong type or out of range.
     """
 
     points: dict[str, str] = Field(default_factory=dict)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
-    _origins: _Origins = PrivateAttr(default_factory=_Origins)
+    _origins: _Origins = _Origins()  # pydantic gives each config a copy
 
     def __init__(self, /, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -200,7 +183,9 @@ class EngineConfig(_Model):
 
     def add_place(self, error: EngineError) -> None:
         """Say in an error about these settings where it was set what it is about, by a file or by the environment."""
-        add_place(error, self._origins.of)
+        where = brought("setting_places")
+        if where and (places := where(error, self._origins.of, resolve)):
+            error.add_place(places)
 
     def asked(self, point: str) -> str | None:
         """The driver (or list, or kinds) that the user named for a point; None where it is left to the cards."""
@@ -232,12 +217,7 @@ EngineArgs = EngineConfig
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 def _config_error(error: ValidationError, origins: Mapping[Key, str]) -> ConfigError:
-    """The first bad setting with where it was set, and what is wrong with all.
-
-    Args:
-        error: pydantic's.
-        origins: where each setting was set.
-    """
+    """The first bad setting with where it was set (`origins`), and what is wrong with all."""
     faults = error.errors()
     keys = []
     texts = []
@@ -248,7 +228,7 @@ def _config_error(error: ValidationError, origins: Mapping[Key, str]) -> ConfigE
         texts.append(cause.found if isinstance(cause, ConfigError) else fault["msg"])
     first = keys[0]
     origin = origins.get(first, "")
-    declared = {**command_settings(), **EngineSettings.declared} if first.section == "settings" else {}
+    declared = {**settings_of_commands(), **EngineSettings.declared} if first.section == "settings" else {}
     setting = declared.get(first.name)
     shown = "a value" if setting is not None and setting.secret else repr(faults[0]["input"])
     return ConfigError(
@@ -256,41 +236,3 @@ def _config_error(error: ValidationError, origins: Mapping[Key, str]) -> ConfigE
         texts[0] if len(texts) == 1 else "; ".join(f"{key}: {text}" for key, text in zip(keys, texts, strict=True)),
         f"{first} is: {setting.help}" if setting else "name an installed driver; `engine plugins` lists them",
     )
-
-
-def add_place(error: EngineError, origins: Mapping[Key, str]) -> None:
-    """Say in an error that followed from settings where those that it is about were set. What was typed as a flag, or
-    written in Python, needs no such word.
-
-    Args:
-        error: about a setting, a driver, or options of one.
-        origins: where each setting was set, see `engine.config.sources.Merged`.
-    """
-    places: dict[str, None] = {}
-    for key in _about(error, origins):
-        origin = origins[key]
-        if origin.startswith("file "):
-            places[f"{key} in {origin}"] = None
-        elif origin.startswith("environment "):
-            places[origin] = None
-    if places:
-        error.add_place(", ".join(places))
-
-
-def _about(error: EngineError, origins: Mapping[Key, str]) -> Iterator[Key]:
-    """The settings that an error is about, of those that were set."""
-    keys: list[Key] = []
-    for name in filter(None, (part for match in _NAMED.findall(error.asked) for part in match)):
-        try:
-            keys.append(resolve(name))
-        except ConfigError:
-            continue  # not the name of a setting
-    if isinstance(error, PluginError) and not keys:
-        point = error.point if error.point in POINTS else f"{HOOKS}.{plain(error.driver)}"
-        options = error.options if isinstance(error, OptionsError) else ()
-        keys += [Key("options", point, option) for option in options]
-        if point not in POINTS and not keys:  # a hook plugin is asked for by its options alone
-            keys += [key for key in origins if (key.section, key.name) == ("options", point)]
-        if not any(key in origins for key in keys):
-            keys.append(Key("points", point))
-    return (key for key in keys if key in origins)

@@ -1,31 +1,154 @@
-"""Where settings come from: flags go before the config file, the file before the environment.
+"""Where settings come from, and what the names that users give them by mean: a setting of the engine or of a command, a
+point, or an option of its driver. Flags go before the config file, the file before the environment.
 
 The result is plain strings and values with the place that each came from; nothing is validated but the names, and
-pydantic is not imported; yaml is, where there is a file. The environment is read here and nowhere else.
+pydantic is not imported. The environment is read here and nowhere else; a config file by a part that a package brings.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from engine.config.names import Key, Path, fold, known_names, resolve
+from engine.config.declaration import EngineSettings, of_commands, settings_of_commands
 from engine.plugin.hints import did_you_mean
+from engine.plugin.loading import brought
 from engine.plugin.plugin_list import PluginList
-from engine.plugin.points import HOOKS
+from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
 
 PREFIX = "ENGINE_"
 CONFIG_VARIABLE = "ENGINE_CONFIG"
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-_DEEPEST = 4
-"""options, hooks, plugin, option: what lies deeper in a file is a value."""
 
 
+# -- names -------------------------------------------------------------------------------------------------------------
+Path = tuple[str, ...]
+"""Where a value stands in what a user gave, e.g. ("options", "attention", "num_splits")."""
+_BY_KEYWORD = {point.keyword: point.name for point in POINTS.values()}
+
+
+class Key(NamedTuple):
+    """One thing that can be set; as text it is what a config file has.
+
+    Attributes:
+        section: "settings" (the engine's and those of commands), "points" or "options".
+        name: the setting's or the point's name; for options of a hook plugin "hooks.NAME", with underscores.
+        option: the option's name, for options.
+    """
+
+    section: Literal["settings", "points", "options"]
+    name: str
+    option: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The flag that sets it, as typed: "--load-format", "--attention.num_splits"."""
+        if self.section == "points":
+            return POINTS[self.name].option_flag
+        return "--" + ".".join(filter(None, (self.name.replace("_", "-"), self.option)))
+
+    def __str__(self) -> str:
+        if self.section == "points":
+            return POINTS[self.name].keyword
+        return ".".join(filter(None, (self.name, self.option)))
+
+
+def known_names() -> list[str]:
+    """Every keyword: the settings, and the points by their flag."""
+    return [*EngineSettings.declared, *settings_of_commands(), *_BY_KEYWORD]
+
+
+def resolve(raw: str) -> Key:
+    """What `raw` names; dashes and underscores are the same.
+
+    `point.option` names an option, `hooks.plugin.option` one of a hook plugin, `server.host` is `host`. A point goes by
+    its flag ("load_format") or, where no setting has that name, by its own ("checkpoint").
+
+    Raises ConfigError: nothing has this name; with near matches.
+    """
+    name, dot, rest = raw.strip().replace("-", "_").partition(".")
+    if not dot and name in EngineSettings.declared:
+        return Key("settings", name)
+    if not dot and name not in _BY_KEYWORD and name not in POINTS and name in settings_of_commands():
+        return Key("settings", name)
+    if not dot or name == "points":
+        return Key("points", _point(rest or name, raw))
+    if name in of_commands():
+        if rest not in (declared := of_commands()[name].declared):
+            hint = did_you_mean(rest, declared) or f"its settings: {', '.join(declared)}"
+            raise ConfigError(f"set {raw!r}", f"the {name} has no such setting", hint)
+        return Key("settings", rest)
+    if name == "options":
+        name, _, rest = rest.partition(".")
+    if name == HOOKS:
+        plugin, _, rest = rest.partition(".")
+        if not plugin:
+            raise ConfigError(f"set {raw!r}", "no hook plugin is named after the dot", f"write {HOOKS}.plugin.option")
+        name = f"{HOOKS}.{plugin}"
+    else:
+        name = _point(name, raw)
+    if not rest:
+        raise ConfigError(f"set {raw!r}", "no option is named after the dot", "write point.option")
+    return Key("options", name, rest)
+
+
+def _point(name: str, raw: str) -> str:
+    if name in _BY_KEYWORD or name in POINTS:
+        return _BY_KEYWORD.get(name, name)
+    known = known_names()
+    remedy = did_you_mean(name, known) or f"what can be set: {', '.join(known)}"
+    raise ConfigError(f"set {raw!r}", "there is no such setting and no such point", remedy)
+
+
+def fold(given: Mapping[str, Any], place: Callable[[Path], str] = lambda path: "") -> dict[Key, tuple[Any, str]]:
+    """Sort what a user gave by what it means; each value comes with its place.
+
+    `points`, `options`, `hooks` and what commands declare (`server`) may be given as a whole, as mappings; `hooks` also
+    below `options`. `place` says where a value stands.
+
+    Raises ConfigError: a name is unknown, is given twice in two spellings, or a whole is not a mapping.
+    """
+    folded: dict[Key, tuple[Any, str]] = {}
+    for path, value in _leaves(given, ()):
+        raw, where = ".".join(path), place(path)
+        try:
+            if _is_whole(path):
+                found, remedy = f"its value is {value!r}, not a mapping", "write names with their values below it"
+                raise ConfigError(f"set {raw!r}", found, remedy)
+            key = resolve(raw)
+            if key in folded:
+                raise ConfigError(f"set {raw!r}", "it is set twice, in two spellings", "set it once")
+        except ConfigError as error:
+            asked = error.asked + (f" ({where})" if where else "")
+            raise ConfigError(asked, error.found, error.remedy) from None
+        folded[key] = value, where
+    return folded
+
+
+def _leaves(given: Mapping[str, Any], above: Path) -> Iterator[tuple[Path, Any]]:
+    """Each value with its path. Mappings are looked into as deep as names go: what lies below is a value."""
+    for name, value in given.items():
+        path = (*above, str(name))
+        if isinstance(value, Mapping) and _is_whole(path):
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether what stands there is names with their values."""
+    depth = {"points": 1, HOOKS: 2, "options": 3 if path[1:2] == (HOOKS,) else 2}.get(path[0])
+    if depth is None:
+        depth = int(path[0] not in EngineSettings.declared and path[0] in of_commands())
+    return len(path) <= depth
+
+
+# -- all sources -------------------------------------------------------------------------------------------------------
 @dataclass
 class Merged:
     """The merged settings, not yet validated.
@@ -72,9 +195,7 @@ class Merged:
 
 
 def gather(
-    flags: Mapping[str, Any] | None = None,
-    config_file: str | None = None,
-    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None, config_file: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Merged:
     """Merge the three sources.
 
@@ -83,14 +204,13 @@ def gather(
         config_file: path of a YAML file; None looks into ENGINE_CONFIG.
         environ: the environment; None is the process's own.
 
-    Raises:
-        ConfigError: a name in the flags or the file is unknown, or the file cannot be read.
+    Raises ConfigError: a name in the flags or the file is unknown, or the file cannot be read.
     """
     environ = os.environ if environ is None else environ
     merged = Merged()
     _set_from_environment(merged, environ)
     if path := config_file or environ.get(CONFIG_VARIABLE):
-        content, lines = _read(path)
+        content, lines = brought("config_file", f"read the config file {path!r}")(path)
         # There is no line for what comes by an anchor, and for keys that YAML reads as no text.
         found = fold(content, lambda at: f"file {path}:{lines[at]}" if at in lines else f"file {path}")
         for key, (value, place) in found.items():
@@ -129,41 +249,3 @@ def _set_from_environment(merged: Merged, environ: Mapping[str, str]) -> None:
             merged.warnings.append(f"environment variable {variable} sets nothing: {found}")
             continue
         merged.set(key, text, f"environment {variable}")
-
-
-# -- the config file ---------------------------------------------------------------------------------------------------
-def _read(path: str) -> tuple[Mapping[str, Any], dict[Path, int]]:
-    """What a config file holds, and for the path of each key the line that it stands on, from 1.
-
-    Raises ConfigError: it cannot be read, is not valid YAML, holds no mapping, or a key twice.
-    """
-    import yaml
-
-    asked = f"read the config file {path!r}"
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        content = yaml.safe_load(text)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise ConfigError(asked, error.strerror or str(error), "check the path given with --config") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(asked, f"it is not valid YAML: {' '.join(str(error).split())}", "mend the file") from error
-    if content is None:
-        return {}, {}
-    if not isinstance(content, Mapping):
-        raise ConfigError(asked, f"it holds a {type(content).__name__}", "write one 'setting: value' a line")
-    lines: dict[Path, int] = {}
-    _note_lines(root, (), lines, asked)
-    return content, lines
-
-
-def _note_lines(node: Any, above: Path, lines: dict[Path, int], asked: str) -> None:
-    for key, value in node.value:
-        path, line = (*above, str(key.value)), key.start_mark.line + 1
-        if path in lines:
-            found = f"{'.'.join(path)!r} stands on line {lines[path]} and on line {line}"
-            raise ConfigError(asked, found, "set it once")
-        lines[path] = line
-        if len(path) < _DEEPEST and isinstance(value.value, list) and value.id == "mapping":
-            _note_lines(value, path, lines, asked)

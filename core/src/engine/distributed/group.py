@@ -33,59 +33,43 @@ class ProcessGroup:
                 f"{len(communicators)} communicators were chosen for it",
                 "name one with --communicator",
             )
-        self._rank = rank
-        self._size = size
+        self.rank = rank
+        self.size = size
         self._communicators = tuple(communicators)
         self._takers: dict[tuple[Collective, tuple[int, ...], torch.dtype | None], Communicator] = {}
 
-    @property
-    def rank(self) -> int:
-        """This worker's place, from 0."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        return self._size
-
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks; `x` is used up."""
-        return x if self._size == 1 else self._taker("all_reduce", tuple(x.shape), x.dtype).all_reduce(x)
+        return x if self.size == 1 else self._taker("all_reduce", tuple(x.shape), x.dtype).all_reduce(x)
 
     def all_gather(self, x: torch.Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> torch.Tensor:
-        """All ranks' tensors along `dim`."""
-        if self._size == 1:
+        if self.size == 1:
             return x
         dim %= x.dim()
-        sizes = [x.shape[dim]] * self._size if sizes is None else sizes
-        assert len(sizes) == self._size and sizes[self._rank] == x.shape[dim]
+        sizes = [x.shape[dim]] * self.size if sizes is None else sizes
+        assert len(sizes) == self.size and sizes[self.rank] == x.shape[dim]
         whole = (*x.shape[:dim], sum(sizes), *x.shape[dim + 1 :])
         return self._taker("all_gather", whole, x.dtype).all_gather(x, dim, sizes)
 
     def reduce_scatter(self, x: torch.Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> torch.Tensor:
-        """This rank's part of the sum; `x` is used up."""
-        if self._size == 1:
+        if self.size == 1:
             return x
         dim %= x.dim()
-        sizes = [x.shape[dim] // self._size] * self._size if sizes is None else sizes
-        assert len(sizes) == self._size and sum(sizes) == x.shape[dim]
+        sizes = [x.shape[dim] // self.size] * self.size if sizes is None else sizes
+        assert len(sizes) == self.size and sum(sizes) == x.shape[dim]
         return self._taker("reduce_scatter", tuple(x.shape), x.dtype).reduce_scatter(x, dim, sizes)
 
     def all_to_all(self, x: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> torch.Tensor:
-        """The rows that all ranks have for this one."""
-        if self._size == 1:
+        if self.size == 1:
             return x
-        assert len(send_sizes) == len(recv_sizes) == self._size and sum(send_sizes) == len(x)
+        assert len(send_sizes) == len(recv_sizes) == self.size and sum(send_sizes) == len(x)
         taker = self._taker("all_to_all", (ANY_LENGTH, *x.shape[1:]), x.dtype)
         return taker.all_to_all(x, send_sizes, recv_sizes)
 
     def broadcast(self, x: torch.Tensor, root: int = 0) -> None:
-        """Fill `x` with root's."""
-        if self._size > 1:
+        if self.size > 1:
             self._taker("broadcast", tuple(x.shape), x.dtype).broadcast(x, root)
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """Send `x` to another rank."""
         self._taker("send", tuple(x.shape), x.dtype).send(x, self._other(to))
 
     def isend(self, x: torch.Tensor, to: int) -> Sending | None:
@@ -98,12 +82,10 @@ class ProcessGroup:
         return isend(x, self._other(to))
 
     def recv(self, x: torch.Tensor, source: int) -> None:
-        """Fill `x` with what another rank sends."""
         self._taker("recv", tuple(x.shape), x.dtype).recv(x, self._other(source))
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
-        if self._size > 1:
+        if self.size > 1:
             self._taker("barrier", (), None).barrier()
 
     def close(self) -> None:
@@ -112,7 +94,7 @@ class ProcessGroup:
             communicator.close()
 
     def _other(self, rank: int) -> int:
-        assert 0 <= rank < self._size and rank != self._rank, f"rank {self._rank} of {self._size} cannot reach {rank}"
+        assert 0 <= rank < self.size and rank != self.rank, f"rank {self.rank} of {self.size} cannot reach {rank}"
         return rank
 
     def _taker(self, op: Collective, shape: tuple[int, ...], dtype: torch.dtype | None) -> Communicator:
@@ -122,7 +104,7 @@ class ProcessGroup:
             taker = next((c for c in self._communicators if c.accepts(op, shape, dtype)), None)
             if taker is None:
                 raise EngineError(
-                    f"{op} of {list(shape)} in {dtype} over {self._size} ranks",
+                    f"{op} of {list(shape)} in {dtype} over {self.size} ranks",
                     "no communicator accepts it: " + ", ".join(type(c).__name__ for c in self._communicators),
                     "name another with --communicator",
                 )

@@ -1,31 +1,36 @@
-"""Builds the frontend's parts: one of the three places in which drivers' bodies are made."""
+"""Builds the frontend's parts: one of the three places in which drivers' bodies are made. Starts the engine core, in
+this thread or in another process, and says how much a started one holds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine.frontend.capacity import capacity
-from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.client import Attached, InProcessClient, client_of_several
 from engine.frontend.input_processor import InputProcessor
-from engine.frontend.launch import Launch
-from engine.frontend.needs import renders_tools
+from engine.frontend.launch import Launch, client_of_several
 from engine.frontend.output_processor import OutputProcessor
-from engine.interfaces.client import ClientContext, CoreClient, RemoteClient
+from engine.interfaces.client import ClientContext, CoreClient, CoreState, OneCore, RemoteClient
 from engine.interfaces.context import FrontContext, RouterContext
 from engine.interfaces.reasoning_parser import ReasoningParser
 from engine.interfaces.router import Router
 from engine.interfaces.tokenizer import Tokenizer
 from engine.interfaces.tool_parser import ToolParser
+from engine.kv.tables import BlockTable
 from engine.plugin import HookRelay, Selection
 from engine.plugin.loading import load_entry_point
 from engine.plugin.points import LOGITS_PROCESSOR, REASONING_PARSER, ROUTER, SCHEDULING_POLICY, TOOL_PARSER
-from engine.types.errors import ConfigError
-from engine.types.start import WorkerReady
+from engine.types.errors import ConfigError, InvalidRequestError, TokenizerError
+from engine.types.start import BrokenPlugin, CoreStart, WorkerReady, WorkerStart
+
+if TYPE_CHECKING:
+    from engine.loop.engine_core import EngineCore
+    from engine.types.outputs import CoreOutputs, StepStats
+    from engine.types.request import EngineRequest
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,6 @@ def assemble_frontend(plan: Launch) -> Frontend:
     hooks = HookRelay("frontend", plan.registry, options=plan.start.worker.hook_options)
     tokenizer: Tokenizer = _built(plan, plan.tokenizer)
     variables = json.loads(plan.config.default_chat_template_kwargs or "{}")
-    chat = ChatTemplate(tokenizer, plan.chat_template, variables)
-    chat.check()
     inputs = InputProcessor(
         tokenizer,
         plan.model,
@@ -68,8 +71,11 @@ def assemble_frontend(plan: Launch) -> Frontend:
         tuple(selection.card for selection in plan.chosen(LOGITS_PROCESSOR)),
         orders_by_priority=plan.chosen(SCHEDULING_POLICY)[0].card.orders_by_priority,
         constraints=plan.constraints,
-        chat=chat,
+        chat_template=plan.chat_template,
+        chat_variables=variables,
     )
+    if variables or plan.chat_template is not None:
+        _try_chat(plan, inputs)
     outputs = OutputProcessor(tokenizer, hooks, plan.model_name)
     outputs.tokenizer_from = plan.tokenizer.candidate
     return Frontend(
@@ -79,8 +85,22 @@ def assemble_frontend(plan: Launch) -> Frontend:
         hooks,
         tool_parser=_built(plan, plan.one(TOOL_PARSER)),
         reasoning_parser=_built(plan, plan.one(REASONING_PARSER)),
-        renders_tools=renders_tools(plan.tokenizer, plan.tokenizer_folder, plan.chat_template),
+        renders_tools=plan.renders_tools,
     )
+
+
+def _try_chat(plan: Launch, inputs: InputProcessor) -> None:
+    """See before anybody is served that what the user says of chats can be: a template in place of the model's renders
+    what a user says, and the variables are such as templates get. Raises ConfigError."""
+    try:
+        inputs.render_chat([{"role": "user", "content": "?"}])
+    except InvalidRequestError as error:
+        asked = f"default_chat_template_kwargs={plan.config.default_chat_template_kwargs}"
+        raise ConfigError(asked, error.found, "leave it out") from error
+    except TokenizerError as error:
+        if plan.chat_template is not None:  # the model's own is tried with its first conversation
+            remedy = "mend the template; it has to render one message of a user"
+            raise ConfigError("chat_template", error.found, remedy) from error
 
 
 def _built(plan: Launch, selection: Selection[Any] | None) -> Any:
@@ -88,7 +108,7 @@ def _built(plan: Launch, selection: Selection[Any] | None) -> Any:
     if selection is None:
         return None
     return selection.build(
-        FrontContext(folder=plan.tokenizer_folder, files=plan.files, model=plan.model, options=selection.options)
+        FrontContext(folder=plan.start.tokenizer_folder, files=plan.files, model=plan.model, options=selection.options)
     )
 
 
@@ -107,26 +127,80 @@ def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router:
     return router
 
 
+class InProcessClient:
+    """The core runs in the caller's thread: `receive` is one `EngineCore.step()`."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+
+    @property
+    def worker(self) -> WorkerReady:
+        return self.core.worker_ready
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        added: list[str] = []
+        try:
+            for request in requests:
+                self.core.add_request(request)
+                added.append(request.request_id)
+        except BaseException:
+            self.core.abort(added)
+            raise
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self.core.abort(list(request_ids))
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        try:
+            answer.set_result(self.core.call(method, *args))
+        except Exception as error:
+            answer.set_exception(error)
+        return answer
+
+    def receive(self, timeout: float | None = None) -> CoreOutputs:
+        return self.core.step()
+
+    def has_work(self) -> bool:
+        return self.core.has_work()
+
+    @property
+    def last_stats(self) -> StepStats:
+        return self.core.stats()
+
+    def states(self, look: bool = True) -> list[CoreState]:
+        stats = self.last_stats
+        usage = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
+        return [CoreState(0, os.getpid(), True, stats.num_running, stats.num_waiting, usage, stats)]
+
+    def shutdown(self) -> None:
+        self.core.shutdown()
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Cores that another process has started, for a process beside others that serves them too.
+
+    Args:
+        start: what they were started with, but for their places among each other.
+        connect: makes the client of one; again where another stands in its place.
+        first: this process tells hooks of the engine's statistics, which every process of several could tell.
+    """
+
+    start: CoreStart
+    connect: Callable[[CoreStart], OneCore]
+    first: bool = True
+
+
 def start_client(plan: Launch) -> CoreClient:
     """The engine core in this process, or several in processes of their own; loaded and ready."""
     if plan.config.data_parallel_size == 1:
-        return start_in_process(plan)
+        from engine.loop.assemble import assemble_core
+
+        return InProcessClient(assemble_core(plan.start, plan.registry))
     client = start_cores(plan)
     client.wait_ready()
     return client
-
-
-def start_in_process(plan: Launch) -> InProcessClient:
-    """An engine core in this process, loaded and ready. Raises ConfigError where the settings ask for several."""
-    from engine.loop.assemble import assemble_core
-
-    if plan.config.data_parallel_size > 1:
-        raise ConfigError(
-            f"data_parallel_size={plan.config.data_parallel_size}",
-            "this runs one engine core in its own process",
-            "leave data_parallel_size out here",
-        )
-    return InProcessClient(assemble_core(plan.start, plan.registry))
 
 
 def start_cores(plan: Launch, attached: Attached | None = None) -> RemoteClient:
@@ -147,3 +221,43 @@ def start_cores(plan: Launch, attached: Attached | None = None) -> RemoteClient:
     make: Any = load_entry_point(client_of_several(plan.registry))
     client: RemoteClient = make(context)
     return client
+
+
+def broken_plugins(plan: Launch, worker: WorkerReady | None) -> tuple[BrokenPlugin, ...]:
+    """The plugins that were left out, in this process or in another; `worker`: what these told when they were ready."""
+    return tuple(dict.fromkeys((*plan.registry.broken(), *(worker.broken if worker is not None else ()))))
+
+
+def capacity(plan: Launch, worker: WorkerReady) -> tuple[int, float]:
+    """How much the KV cache holds.
+
+    Returns:
+        Tokens (of requests at full length, where layers of several kinds share the pool), and how many requests of
+        `max_model_len` tokens fit at once; (0, as many as run) for a model that keeps nothing.
+    """
+    start = plan.start.worker
+    tables = start.layout.tables
+    if not tables:
+        return 0, float(start.max_num_seqs)
+    pages = worker.num_pages - 1  # the null page belongs to nobody
+    each = _pages_of(start, start.max_model_len)
+    one_kind = len(tables) == 1 and tables[0].window is None
+    return pages * tables[0].tokens_per_block if one_kind else pages * start.max_model_len // each, pages / each
+
+
+def longest(plan: Launch, worker: WorkerReady) -> tuple[int, int]:
+    """The most tokens, up to `max_model_len`, of a request for which the KV cache has room, and how many pages one of
+    `max_model_len` needs at once; none for a model that keeps nothing."""
+    start, fits, above = plan.start.worker, 0, plan.start.worker.max_model_len + 1
+    if not start.layout.tables:
+        return start.max_model_len, 0
+    while fits + 1 < above:
+        middle = (fits + above) // 2
+        fits, above = (middle, above) if _pages_of(start, middle) < worker.num_pages else (fits, middle)
+    return fits, _pages_of(start, start.max_model_len)
+
+
+def _pages_of(start: WorkerStart, length: int) -> int:
+    """Pages that a request of this length needs at once."""
+    chunk = min(start.max_num_batched_tokens, length)
+    return sum(BlockTable(table, 1, length).most_live(length, chunk) for table in start.layout.tables)

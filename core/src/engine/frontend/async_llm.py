@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -14,14 +14,13 @@ from typing import Any
 import msgspec
 
 from engine.config.settings import EngineConfig
-from engine.frontend.assemble import assemble_frontend, start_cores
-from engine.frontend.client import Attached
+from engine.frontend.assemble import Attached, assemble_frontend, start_cores
+from engine.frontend.input_processor import Prompt
 from engine.frontend.launch import check_attached, launch
-from engine.frontend.pooling import ScorePlan, data_of, plan_scores, pooled_as
-from engine.frontend.prompts import LONG, LongPrompts, Prompt, TextPrompt
 from engine.frontend.request_state import OutputKind, RequestState, RequestStream
-from engine.frontend.statistics import LifecycleHooks, RequestObserver
+from engine.frontend.statistics import RequestObserver
 from engine.interfaces.client import CoreState
+from engine.plugin.loading import brought
 from engine.plugin.points import REASONING_PARSER, TOOL_PARSER
 from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
@@ -42,7 +41,9 @@ class AsyncLLM:
 
     Attributes:
         plan: what the launcher decided.
-        tokenizer, chat_template, tool_parser, reasoning_parser: at work; of the parsers None where there is none.
+        inputs: makes requests of what users ask.
+        long: `run(work, length)` runs what takes the longer the longer a text is; in a thread where that is long.
+        tokenizer, tool_parser, reasoning_parser: at work; of the parsers None where there is none.
         renders_tools: whether the chat template has a place for tools.
         calls_hold_special_tokens: the tool parser finds calls by special tokens, so that a text has to show them.
         thought_marks: the texts before and after the model's thoughts; None where no reasoning parser is at work.
@@ -57,17 +58,17 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig, attached: Attached | None = None) -> None:
         self.config = config
         self.plan = plan = launch(config) if attached is None else check_attached(launch(config), attached.start)
+        long, lifecycle = (brought(part, "start an engine") for part in ("long_prompts", "lifecycle"))
         self._client = start_cores(plan, attached)
         try:
             front = assemble_frontend(plan)
         except BaseException:
             self._client.shutdown()
             raise
-        self._input = front.inputs
+        self.inputs = front.inputs
         self._output = front.outputs
         self.hooks = front.hooks
         self.tokenizer = front.tokenizer
-        self.chat_template = front.inputs.chat
         self.tool_parser = front.tool_parser
         self.reasoning_parser = front.reasoning_parser
         self.renders_tools = front.renders_tools
@@ -78,22 +79,18 @@ class AsyncLLM:
         self.model_names = plan.model_names
         self.max_model_len = plan.max_model_len
         self.sampling_defaults = plan.model.sampling
-        self._long = LongPrompts()
+        self.long: Any = long()
         self._calls: set[Future[Any]] = set()
         self._death: EngineError | None = None
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
-        self._lifecycle = LifecycleHooks(self.hooks, self, tells_stats=attached is None or attached.first)
+        tells_stats = attached is None or attached.first
+        self._lifecycle = lifecycle(self.hooks, self, tells_stats=tells_stats)
         self._stats_hook: asyncio.Task[None] | None = None
 
     def observe(self, observer: RequestObserver) -> None:
         """Let it know from now on what becomes of requests. There is one: it takes the place of another."""
         self._output.observer = observer
-
-    @property
-    def told_of_requests(self) -> bool:
-        """Whether any hook looks at single requests."""
-        return self._input.told_of_requests
 
     @property
     def num_unfinished(self) -> int:
@@ -142,7 +139,48 @@ class AsyncLLM:
         """Whether any core lives and is not stopped. A step that takes long is no silence."""
         return self.alive() and any(core.alive and not core.stopped for core in self.cores)
 
-    def submit(
+    async def submit_all(
+        self,
+        several: Iterable[tuple[Prompt, SamplingParams | PoolingParams, str | None]],
+        kind: OutputKind = OutputKind.CUMULATIVE,
+        priority: int = 0,
+        timeout: float | None = None,
+        origin: HTTPOrigin | None = None,
+    ) -> list[RequestStream]:
+        """Validate and tokenise, long prompts in a thread, then send to the cores: all, or none where one is refused.
+        To be called in the event loop that ran `start`.
+
+        Args:
+            several: (prompt, params, id; None makes one up) of each request.
+            kind: what their outputs hold.
+            priority, timeout, origin: of each, see `InputProcessor.process`.
+
+        Raises what `InputProcessor.process` and `OutputProcessor.send` raise, and EngineDeadError where every core has
+        died.
+        """
+        self._check_alive()
+        requests: list[RequestState] = []
+        for prompt, params, name in several:
+            request_id, now = name or uuid.uuid4().hex, self.inputs.clock.now()
+            info = self.inputs.admit(request_id, params, priority, timeout, origin)
+            complete = partial(self.inputs.complete, request_id, prompt, params, now, priority, timeout, info)
+            # As messages are encoded anyway, that tells how much there is to check: schemas, ids, arguments of plugins.
+            length = max(_length(prompt), len(msgspec.msgpack.encode(params)))
+            requests.append(await self.long.run(complete, length))
+        streams: list[RequestStream] = []
+        try:
+            for request in requests:
+                self._check_alive()
+                request.stream = stream = RequestStream(self.abort, request)
+                self._output.send(request, kind, self._client)
+                streams.append(stream)
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+        return streams
+
+    async def submit(
         self,
         prompt: Prompt,
         params: SamplingParams | PoolingParams,
@@ -150,63 +188,9 @@ class AsyncLLM:
         kind: OutputKind = OutputKind.CUMULATIVE,
         priority: int = 0,
         timeout: float | None = None,
-        origin: HTTPOrigin | None = None,
     ) -> RequestStream:
-        """Queue a request. To be called in the event loop that ran `start`.
-
-        Args:
-            prompt: text or token ids.
-            params: left unchanged.
-            request_id: unique among unfinished requests; None makes one up.
-            kind: what its outputs hold; a request that pools has one, at the end.
-            priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
-            timeout: seconds until it ends with a RequestTimeoutError, from its arrival in the core; None for no limit.
-            origin: what HTTP knows of it, for hooks.
-
-        Raises:
-            InvalidRequestError, PromptTooLongError: at once, before anything is queued.
-            RequestRefusedError, HookFailedError: a hook plugin refused it, or failed.
-            EngineDeadError: the core has died.
-        """
-        self._check_alive()
-        request_id = request_id or uuid.uuid4().hex
-        request = self._input.process(request_id, prompt, params, priority=priority, timeout=timeout, origin=origin)
-        return self.enqueue(request, kind)
-
-    async def process(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | PoolingParams,
-        request_id: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        origin: HTTPOrigin | None = None,
-    ) -> RequestState:
-        """Validate and tokenise, for `enqueue`: what `submit` does first, but a long prompt does not stop the loop.
-
-        Raises InvalidRequestError, PromptTooLongError, RequestRefusedError, HookFailedError.
-        """
-        request_id, now = request_id or uuid.uuid4().hex, self._input.clock.now()
-        info = self._input.admit(request_id, params, priority, timeout, origin)
-        complete = partial(self._input.complete, request_id, prompt, params, now, priority, timeout, info)
-        # As messages are encoded anyway, that tells how much there is to check: schemas, ids, arguments of plugins.
-        return await self._long.run(complete, max(_length(prompt), len(msgspec.msgpack.encode(params))))
-
-    def enqueue(self, request: RequestState, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
-        """Send a processed request to a core. To be called in the event loop that ran `start`.
-
-        Raises InvalidRequestError where its id is in use, EngineDeadError where every core has died, ContractError
-        where the router fails.
-        """
-        self._check_alive()
-        self._output.add(request, kind)
-        request.stream = stream = RequestStream(self.abort, request)
-        self._input.announce(request)
-        try:
-            self._client.add(request.requests)
-        except BaseException as error:
-            self.abort(request.request_id, error if isinstance(error, EngineError) else None)
-            raise
+        """As `submit_all`, one request."""
+        (stream,) = await self.submit_all([(prompt, params, request_id)], kind, priority, timeout)
         return stream
 
     async def generate(
@@ -219,7 +203,7 @@ class AsyncLLM:
         timeout: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """`async for output in llm.generate(...)`: all that came so far, with every news. Leaving the loop aborts."""
-        stream = self.submit(prompt, params, request_id, priority=priority, timeout=timeout)
+        stream = await self.submit(prompt, params, request_id, OutputKind.CUMULATIVE, priority, timeout)
         try:
             async for output in stream:
                 yield output
@@ -239,53 +223,13 @@ class AsyncLLM:
         Cancelling aborts the request. Raises as `submit`, and the typed error that ended the request.
         """
         params = PoolingParams() if params is None else params
-        request = await self.process(prompt, params, request_id, priority, timeout)
-        stream = self.enqueue(request, OutputKind.FINAL)
+        stream = await self.submit(prompt, params, request_id, OutputKind.FINAL, priority, timeout)
         try:
             output = await stream.final()
-            return pooled_as(PoolingRequestOutput, output, PoolingOutput(data_of(output)))
+            data, ids = PoolingOutput(output.data), output.prompt_token_ids
+            return PoolingRequestOutput(output.request_id, data, ids, output.num_cached_tokens)
         finally:
             stream.close()
-
-    async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> TextPrompt:
-        """A conversation as a prompt, by the model's chat template; a long one in a thread.
-
-        Raises InvalidRequestError, TokenizerError.
-        """
-
-        def render() -> TextPrompt:
-            return self._input.chat.render(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
-            )
-
-        plain = isinstance(messages, (list, tuple)) and not tools and not variables
-        short = plain and sum(map(_message_length, messages)) < LONG
-        return render() if short else await asyncio.to_thread(render)
-
-    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids that a prompt of this text has, where no hook rewrites it; a long one in a thread.
-
-        Raises InvalidRequestError, TokenizerError, and PromptTooLongError where it is longer than any prompt.
-        """
-        return await self._long.run(partial(self._input.tokenize, text, add_special_tokens), len(text))
-
-    async def plan_scores(
-        self, first: Sequence[Any], second: Sequence[Any], params: PoolingParams, most: int | None = None
-    ) -> ScorePlan:
-        """What to pool to score pairs of texts; many or long ones in a thread. See `engine.frontend.pooling`.
-
-        Raises InvalidRequestError.
-        """
-        plan = partial(plan_scores, self._input, list(first), list(second), params, most)
-        length = sum(map(_length, first)) * (len(second) if len(first) == 1 else 1) + sum(map(_length, second))
-        return await self._long.run(plan, length)
 
     def abort(self, request_id: str, error: EngineError | None = None) -> None:
         """End a request; an unknown or ended one is passed over. Its stream is not woken: its owner is calling.
@@ -303,7 +247,7 @@ class AsyncLLM:
 
     async def call(self, method: str, *args: Any) -> Any:
         """Ask every core, see `engine.loop.engine_core.EngineCore.call`. The answer as plain data: statistics as those
-        of one core, page maps as a list, the files of profiles as a list.
+        of one core, page maps as a list, the answers of workers as a list.
 
         Raises EngineError where one refuses, EngineDeadError where the last has died.
         """
@@ -366,10 +310,3 @@ def _length(prompt: Any) -> int:
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids") or prompt.get("prompt")
     return len(prompt) if isinstance(prompt, (str, list, tuple)) else 0
-
-
-def _message_length(message: Any) -> int:
-    """Roughly, how much there is to render."""
-    if not isinstance(message, Mapping):
-        return 0
-    return 256 + sum(len(part) if isinstance(part, str) else LONG if part else 0 for part in message.values())

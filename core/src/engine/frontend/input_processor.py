@@ -1,43 +1,90 @@
-"""From what a user asks to what the engine core takes: validated, tokenised, with every default filled in."""
+"""From what a user asks to what the engine core takes: the forms of a prompt; validated, tokenised, with every default
+filled in."""
 
 from __future__ import annotations
 
+import operator
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
-from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.prompts import (
-    ALL_THAT_FITS,
-    ParsedPrompt,
-    TokensPrompt,
-    cut_pair,
-    cut_to_first,
-    cut_to_last,
-    parse_prompt,
-)
-from engine.frontend.request_checks import ConstraintCheck, ProcessorArguments
+from engine.frontend.request_checks import ConstraintCheck, ProcessorArguments, check_pooling
 from engine.frontend.request_state import RequestState
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
-from engine.types.checks import MAX_INT, check_integer, check_number
+from engine.plugin.loading import brought
+from engine.types.checks import MAX_INT, check_integer, check_number, invalid
 from engine.types.errors import InvalidRequestError, PromptTooLongError, shown
 from engine.types.hooks import HTTPOrigin, RequestInfo
 from engine.types.model import ModelDescription
 from engine.types.params import MAX_SEED, SamplingParams
 from engine.types.pooling import PoolingParams
 from engine.types.request import EngineRequest
+from engine.types.retention import KVRetention
 
 if TYPE_CHECKING:
     from engine.plugin import HookRelay
 
-
 MAX_TIMEOUT = 1e9
 """Seconds."""
+ALL_THAT_FITS = -1
+_CUT = "truncate_prompt_tokens"
+_KEYS = frozenset(
+    {"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", _CUT, "kv_transfer", "kv_retention"}
+)
+_FORMS = 'pass a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
+
+
+class TextPrompt(TypedDict):
+    """Text to tokenise. Prompts with different `cache_salt` share no cached pages. Unless `add_special_tokens` is
+    False, the tokenizer adds those that it adds to every text, such as one that begins it. Of a prompt with
+    `truncate_prompt_tokens` the last so many tokens are taken, the first where it is pooled; -1: as many as fit.
+    `kv_transfer` tells KV connectors which engine computed it, or is to go on from here: `RequestOutput.kv_transfer` of
+    the one is for the other. `kv_retention` says what becomes of its KV cache, see `KVRetention`."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+    truncate_prompt_tokens: NotRequired[int]
+    add_special_tokens: NotRequired[bool]
+    kv_transfer: NotRequired[dict[str, Any]]
+    kv_retention: NotRequired[dict[str, Any] | Sequence[dict[str, Any]]]
+
+
+class TokensPrompt(TypedDict):
+    """Token ids, taken as they are. `prompt` is their text, to be shown with the output; it is not tokenised."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+    truncate_prompt_tokens: NotRequired[int]
+    kv_transfer: NotRequired[dict[str, Any]]
+    kv_retention: NotRequired[dict[str, Any] | Sequence[dict[str, Any]]]
+
+
+Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
+"""One prompt: text, a dict with text, a dict with token ids, or bare token ids."""
+
+
+class ParsedPrompt(NamedTuple):
+    """A prompt taken apart. At least one of `text` and `token_ids` is there; the ids win.
+
+    Args:
+        text: to tokenise, or to show with the output.
+        token_ids: plain Python integers, not yet compared with the vocabulary.
+        cache_salt, add_special_tokens, truncate, kv_transfer, kv_retention: see `TextPrompt`.
+    """
+
+    text: str | None
+    token_ids: list[int] | None
+    cache_salt: str | None
+    add_special_tokens: bool = True
+    truncate: int | None = None
+    kv_transfer: dict[str, Any] | None = None
+    kv_retention: tuple[KVRetention, ...] = ()
 
 
 class SteadyClock:
@@ -72,7 +119,8 @@ class InputProcessor:
         orders_by_priority: whether requests may name a priority.
         processors: the cards of the logits processors at work.
         constraints: refuses structured outputs that no grammar driver can enforce; None: all are refused.
-        chat: the chat template at work; None: the model's, as it is.
+        chat_template: in place of the model's; None: it is the model's own.
+        chat_variables: of the template, where a request does not set them.
     """
 
     def __init__(
@@ -86,17 +134,19 @@ class InputProcessor:
         *,
         orders_by_priority: bool = False,
         constraints: ConstraintCheck | None = None,
-        chat: ChatTemplate | None = None,
+        chat_template: str | None = None,
+        chat_variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.model = model
-        self.chat = ChatTemplate(tokenizer) if chat is None else chat
         self.clock = SteadyClock()
         self.vocab_size = model.vocab_size
         eos = dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids))
         # An id that the model cannot draw ends nothing, and is no index into its logits.
         self.eos_token_ids = [token for token in eos if 0 <= token < model.vocab_size]
+        self._chat_template = chat_template
+        self._chat_variables = chat_variables or {}
         self._seeds = random.Random(seed)
         self._orders_by_priority = orders_by_priority
         self._hooks = hooks
@@ -150,7 +200,7 @@ class InputProcessor:
             What hooks are told of the request; None where none looks at single requests.
         """
         if not isinstance(request_id, str) or not request_id:
-            raise InvalidRequestError(f"request_id={shown(request_id)}", "it is not a string with content")
+            raise invalid("request_id", request_id, "it is not a string with content")
         if isinstance(params, PoolingParams):
             check_pooling(params, self.model)
         elif not isinstance(params, SamplingParams):
@@ -164,7 +214,10 @@ class InputProcessor:
             )
         else:
             params.verify()
-        self._check_priority(priority)
+        check_integer("priority", priority, -MAX_INT, MAX_INT)
+        if priority and not self._orders_by_priority:
+            remedy = "leave it out, or start the engine with a scheduling policy that does"
+            raise invalid("priority", priority, "the scheduling policy at work does not order by it", remedy)
         if timeout is not None:
             check_number("timeout", timeout, 0.0, MAX_TIMEOUT, open_low=True)
         if not self.told_of_requests:
@@ -195,11 +248,15 @@ class InputProcessor:
     ) -> RequestState:
         """Tokenise a request that `admit` has let in, whose answer is `info`. Otherwise as `process`."""
         arrival_time = self.clock.now() if arrival_time is None else arrival_time
-        pooling = check_pooling(params, self.model) if isinstance(params, PoolingParams) else None
         parsed = self._rewritten(parse_prompt(prompt), info)
+        pooling: PoolingParams | None = None
         host_tokens = False
         if isinstance(params, PoolingParams):
-            if self.model.pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
+            pooler = self.model.pooler
+            task = params.task or pooler.tasks[0]
+            kind = None if task == "token_embed" else params.pooling_type or pooler.pooling_type
+            pooling = msgspec.structs.replace(params, task=task, pooling_type=kind)
+            if pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
                 parsed = parsed._replace(text=parsed.text.lower())
             ids = self._ids_to_pool(parsed)
             params = SamplingParams(max_tokens=None, seed=0, detokenize=False)
@@ -229,6 +286,10 @@ class InputProcessor:
                 host_tokens=host_tokens,
                 timeout=timeout,
                 pooling=pooling,
+                kv_transfer=parsed.kv_transfer
+                if index == 0
+                else None,  # the others of n wait for it, and find its pages
+                kv_retention=parsed.kv_retention,
             )
             for index, one in enumerate(filled_in)
         ]
@@ -239,7 +300,9 @@ class InputProcessor:
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
         """With the ids of bad words. Raises InvalidRequestError for what does not go with this model, or with the
         drivers at work."""
-        self._check_stop_ids(params.stop_token_ids)
+        if (highest := max(params.stop_token_ids, default=0)) >= self.vocab_size:
+            found = f"the model's vocabulary ends at {self.vocab_size - 1}"
+            raise InvalidRequestError(f"stop_token_ids=[{highest}]", found, "pass ids of this model's tokenizer")
         self._constraints.check(params)
         complete = self._processors.complete(params)
         end_ids = params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *self.eos_token_ids]
@@ -248,9 +311,11 @@ class InputProcessor:
 
     def _ids_to_pool(self, parsed: ParsedPrompt) -> list[int]:
         ids = self._ids(parsed)
-        text = parsed.text if parsed.token_ids is None and parsed.add_special_tokens else None
-        bare = None if text is None else partial(self._encode, text, False)
-        ids = cut_to_first(ids, parsed.truncate, self.max_model_len, bare)
+        most = self.max_model_len if parsed.truncate == ALL_THAT_FITS else parsed.truncate
+        if most is not None and len(ids) > most:
+            text = parsed.text if parsed.token_ids is None and parsed.add_special_tokens else None
+            bare = None if text is None else partial(self._encode, text, False)
+            ids = brought("truncation", "truncate a prompt that is pooled")(ids, most, bare)
         if len(ids) > self.max_model_len:
             raise PromptTooLongError(
                 f"a prompt of {len(ids)} tokens",
@@ -267,53 +332,37 @@ class InputProcessor:
             return parsed
         return parsed._replace(text=rewrite(prompt=parsed.text, request=info))
 
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> TextPrompt:
+        """A conversation as a prompt, see `Tokenizer.render_chat`. A request's own template and variables go first."""
+        text = self.tokenizer.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            template=self._chat_template if template is None else template,
+            variables={**self._chat_variables, **(variables or {})},
+        )
+        return TextPrompt(prompt=text, add_special_tokens=False)
+
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids that a prompt of this text has, where no hook rewrites it. Raises InvalidRequestError, TokenizerError
         for text that is no Unicode, and PromptTooLongError for one that is longer than any prompt."""
-        self._check_characters(len(text))
+        self.check_characters(len(text))
         lower = self.model.pooler.lower_case and not self.model.generates
         return self._encode(text.lower() if lower else text, add_special_tokens)
-
-    def pair(self, first: Any, second: Any, most: int | None = None) -> tuple[TokensPrompt, int | None]:
-        """Two texts as one prompt, and where the tokens of the second type begin (None: nowhere). With `most` it is cut
-        to so many tokens, see `cut_pair`; -1: to what the model takes.
-
-        Raises InvalidRequestError where they are no texts, or the tokenizer knows no pairs.
-        """
-        for text in (first, second):
-            if not isinstance(text, str):
-                raise InvalidRequestError(
-                    f"score a {type(text).__name__}", "a pair that is read as one prompt is two texts", "pass strings"
-                )
-        encode_pair = getattr(self.tokenizer, "encode_pair", None)
-        if encode_pair is None:
-            kind = type(self.tokenizer).__name__
-            raise InvalidRequestError("score a pair of texts", f"the tokenizer {kind} knows no pairs", "use another")
-        if most is None:
-            self._check_characters(len(first) + len(second))
-        if self.model.pooler.lower_case:
-            first, second = first.lower(), second.lower()
-        try:
-            ids, second_start = encode_pair(first, second)
-            if most is not None:
-                alone = [self.tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
-                most = self.max_model_len if most == ALL_THAT_FITS else most
-                ids, second_start = cut_pair(ids, alone[0], alone[1], second_start, most)
-        except (UnicodeError, TypeError) as error:
-            raise InvalidRequestError("tokenise a pair", f"it is no valid Unicode text: {error}") from error
-        return TokensPrompt(prompt_token_ids=ids), second_start
-
-    def announce(self, request: RequestState) -> None:
-        """Fire the hook `request_received`: the requests are about to be sent."""
-        if self._hooks is not None and (heard := self._hooks.request_received):
-            for one in request.requests:
-                heard(request=one)
 
     def _ids(self, parsed: ParsedPrompt) -> list[int]:
         if parsed.token_ids is None:
             assert parsed.text is not None
             if parsed.truncate is None:
-                self._check_characters(len(parsed.text))
+                self.check_characters(len(parsed.text))
             ids = self._encode(parsed.text, parsed.add_special_tokens)
         else:
             ids = parsed.token_ids
@@ -321,7 +370,7 @@ class InputProcessor:
             raise InvalidRequestError("an empty prompt", "there is no token to begin with", "send at least one token")
         return ids
 
-    def _check_characters(self, count: int) -> None:
+    def check_characters(self, count: int) -> None:
         """Refuse before it is tokenised what has too many tokens, whichever they are."""
         longest: int | None = getattr(self.tokenizer, "longest_token", None)
         if longest is not None and count > longest * self.max_model_len:
@@ -357,24 +406,6 @@ class InputProcessor:
             )
         return room
 
-    def _check_priority(self, priority: int) -> None:
-        check_integer("priority", priority, -MAX_INT, MAX_INT)
-        if priority and not self._orders_by_priority:
-            raise InvalidRequestError(
-                f"priority={priority}",
-                "the scheduling policy at work does not order by it",
-                "leave it out, or start the engine with a scheduling policy that does",
-            )
-
-    def _check_stop_ids(self, stop_token_ids: list[int]) -> None:
-        for token in stop_token_ids:
-            if token >= self.vocab_size:
-                raise InvalidRequestError(
-                    f"stop_token_ids=[{token}]",
-                    f"the model's vocabulary ends at {self.vocab_size - 1}",
-                    "pass ids of this model's tokenizer",
-                )
-
     def _filled_in(self, params: SamplingParams, room: int, seed: int, index: int) -> SamplingParams:
         """The parameters of one sequence: `max_tokens` that fits, nothing larger than the vocabulary. The first of
         several scores the prompt for all, and all are scored where the best are wanted."""
@@ -394,50 +425,93 @@ class InputProcessor:
         )
 
 
-def check_pooling(params: PoolingParams, model: ModelDescription) -> PoolingParams:
-    """Verified parameters with `task` and `pooling_type` filled in.
+# -- prompts -----------------------------------------------------------------------------------------------------------
+def parse_prompt(prompt: Any) -> ParsedPrompt:
+    """Take one prompt apart. Raises InvalidRequestError for anything that is no `Prompt`."""
+    if isinstance(prompt, str):
+        return ParsedPrompt(prompt, None, None)
+    if not isinstance(prompt, Mapping):
+        return ParsedPrompt(None, _token_ids(prompt), None)
+    unknown = sorted(str(key) for key in prompt if key not in _KEYS)
+    if unknown:
+        raise InvalidRequestError(f"a prompt with the key {unknown[0]!r}", "no prompt has that key", _FORMS)
+    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+    if text is None and ids is None:
+        raise InvalidRequestError("a prompt without text", "it has neither 'prompt' nor 'prompt_token_ids'", _FORMS)
+    for name, value in (("prompt", text), ("cache_salt", salt)):
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequestError(f"{name}={shown(value)}", "it is not a string", _FORMS)
+    special = prompt.get("add_special_tokens", True)
+    if not isinstance(special, bool):
+        raise InvalidRequestError(f"add_special_tokens={shown(special)}", "it is not a boolean", _FORMS)
+    most = prompt.get("truncate_prompt_tokens")
+    check_truncation(most)
+    transfer = prompt.get("kv_transfer")
+    if transfer is not None and not isinstance(transfer, dict):
+        raise InvalidRequestError(f"kv_transfer={shown(transfer)}", "it is not a dict", _FORMS)
+    retention = _retention(prompt.get("kv_retention"))
+    return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt, special, most, transfer, retention)
 
-    Raises:
-        InvalidRequestError: they make no sense, or this model cannot do what they ask.
+
+def _retention(value: Any) -> tuple[KVRetention, ...]:
+    """One, or several."""
+    if value is None:
+        return ()
+    try:
+        return msgspec.convert(value if isinstance(value, (list, tuple)) else (value,), tuple[KVRetention, ...])
+    except msgspec.ValidationError as error:
+        remedy = "pass {ttl: seconds to 86400, priority: 0 to 100, pin: true or false}, or {release: true}"
+        raise InvalidRequestError(f"kv_retention={shown(value)}", str(error), remedy) from error
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """One prompt or several as a list of prompts, each still in its own form.
+
+    A list of integers is one prompt; a list of anything else is several.
     """
-    params.verify()
-    pooler = model.pooler
-    task = pooler.tasks[0] if params.task is None else params.task
-    check_task(task, model)
-    complete = msgspec.structs.replace(params, task=task)
-    complete.verify()  # again: what does not go with a task that was left out
-    _check_dimensions(params.dimensions, model)
-    if task != "token_embed":
-        complete.pooling_type = params.pooling_type or pooler.pooling_type
-    return complete
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if hasattr(prompts, "tolist"):  # a numpy array or a tensor: one row is one prompt
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise InvalidRequestError(f"generate from {type(prompts).__name__}", "that is no prompt", _FORMS)
+    if prompts and isinstance(prompts[0], int) and not isinstance(prompts[0], bool):
+        return [prompts]
+    return list(prompts)
 
 
-def check_task(task: Any, model: ModelDescription) -> None:
-    """Raise InvalidRequestError where this engine does not serve the task."""
-    if model.generates:
+def _token_ids(value: Any) -> list[int]:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+        raise InvalidRequestError(f"a prompt of type {type(value).__name__}", "that is no prompt", _FORMS)
+    if all(type(token) is int for token in value):
+        return list(value)
+    ids: list[int] = []
+    for token in value:
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise InvalidRequestError(
+                "prompt_token_ids", f"{shown(token)} is not an integer", "pass a list of integers"
+            )
+        ids.append(operator.index(token))
+    return ids
+
+
+def check_truncation(most: Any) -> None:
+    """Raise InvalidRequestError for what is neither a number of tokens, nor `ALL_THAT_FITS`, nor None."""
+    if most is not None and (type(most) is not int or most < -1 or most == 0):
         raise InvalidRequestError(
-            f"{task} with {model.architecture}",
-            "this engine was started to generate text",
-            'start it with runner="pooling" (--runner pooling)',
+            f"{_CUT}={shown(most)}", "it is no number of tokens", "pass one from 1, or -1 for what fits"
         )
-    tasks = model.pooler.tasks
-    if task not in tasks:
-        found = "it has a classification head" if model.pooler.num_labels else "it has no classification head"
-        raise InvalidRequestError(f"{task} with {model.architecture}", found, f"ask for {' or '.join(tasks)}")
 
 
-def _check_dimensions(dimensions: int | None, model: ModelDescription) -> None:
-    listed = model.pooler.dimensions
-    if dimensions is None:
-        return
-    if dimensions > model.hidden_size:
-        raise InvalidRequestError(
-            f"dimensions={dimensions}",
-            f"this model's vectors have {model.hidden_size} elements",
-            f"ask for {model.hidden_size} or fewer",
-        )
-    if listed and dimensions not in listed and dimensions != model.hidden_size:
-        sizes = ", ".join(map(str, listed))
-        raise InvalidRequestError(
-            f"dimensions={dimensions}", f"this model was trained for {sizes}", "ask for one of these"
-        )
+def cut_to_last(ids: list[int], most: int | None, fits: int) -> list[int]:
+    """The last tokens of a prompt that is to be gone on from.
+
+    Args:
+        most: so many; `ALL_THAT_FITS`; None cuts nothing.
+        fits: how many leave room for an answer, at least 1.
+    """
+    if most is None:
+        return ids
+    return ids[-(fits if most == ALL_THAT_FITS else most) :]

@@ -7,6 +7,7 @@ description. Cards are imported, bodies are not. What comes out is a `Launch`: t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,29 +17,35 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.frontend.chat_template import read_template
-from engine.frontend.client import client_of_several
-from engine.frontend.generation_config import read_generation_config, sampling_defaults
+from engine.frontend.drafts import Target, resolve_drafts, with_trees
 from engine.frontend.needs import (
     TABLE,
     Facts,
     attention_needs,
     by_kind,
-    check_processors,
+    check_chosen,
+    check_reuse,
+    marked,
+    model_needs,
     preemption_mode,
     template_source,
 )
 from engine.frontend.request_checks import ConstraintCheck
+from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
 from engine.interfaces.tokenizer import TokenizerNeed
 from engine.kv.layout import make_layout
-from engine.plugin import Manifest, Registry, Selection, choose, points
+from engine.plugin import Registry, Selection, choose, points
+from engine.plugin.candidate import Candidate
 from engine.plugin.choosing import default_model
+from engine.plugin.discovery import duplicate
+from engine.plugin.hints import how_to_install
+from engine.plugin.loading import brought
 from engine.plugin.manifest import hook_choices
 from engine.plugin.options import check_hook_options
 from engine.plugin.points import CardT, NeedT, Point
-from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
+from engine.types.errors import ConfigError, DriverNotFoundError, EngineError, ManifestError, ModelNotFoundError
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.parallel import Parallel, split_layers
@@ -48,7 +55,6 @@ if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
     from engine.interfaces.attention import AttentionCard, AttentionNeed
     from engine.interfaces.checkpoint import CheckpointCard
-    from engine.interfaces.model import ModelCard
     from engine.interfaces.tokenizer import TokenizerCard
 
 CORE_WORKER = "engine.runner.worker:TorchWorker"
@@ -73,10 +79,8 @@ class Launch:
         config: the settings.
         registry: what is installed.
         start: the engine core's start message.
-        manifest: the chosen drivers, as every process checks them.
         selections: the same, with their cards, and with the reasons why others were not chosen.
         tokenizer: the tokenizer's selection, one of `selections`.
-        tokenizer_folder: where its files lie.
         chat_template: that which the user gives in place of the model's.
         idle: for points of which no driver is at work, what one would be asked, by kind.
     """
@@ -84,10 +88,8 @@ class Launch:
     config: EngineConfig
     registry: Registry
     start: CoreStart
-    manifest: Manifest
     selections: tuple[Selection[Any], ...]
     tokenizer: Selection[TokenizerCard]
-    tokenizer_folder: str
     chat_template: str | None = None
     idle: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
@@ -112,7 +114,13 @@ class Launch:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be rendered, as far as the tokenizer's card can tell."""
-        return bool(template_source(self.tokenizer, self.tokenizer_folder, False, self.chat_template))
+        return bool(template_source(self.tokenizer, self.start.tokenizer_folder, False, self.chat_template))
+
+    @property
+    def renders_tools(self) -> bool:
+        """Whether the chat template has a place for tools; True where the tokenizer's card does not tell it."""
+        template = template_source(self.tokenizer, self.start.tokenizer_folder, True, self.chat_template)
+        return not template or re.search(r"\btools\b", template) is not None
 
     @cached_property
     def constraints(self) -> ConstraintCheck:
@@ -207,28 +215,52 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     files = checkpoint.card.resolve(name)
     (platform,) = choices.choose(points.PLATFORM, {"": PlatformNeed(dtype=config.dtype)})
     device = platform.card.describe()
-    generation_config = read_generation_config(config, files)
-    (implementation,) = choices.choose(points.MODEL, _model_needs(config, files, device))
-    model = _described(implementation, files, generation_config)
+    need = ModelNeed(
+        architecture="",
+        framework=device.framework,
+        parallel=parallel_of(config),
+        features=frozenset({"stages"} if config.pipeline_parallel_size > 1 else ()),
+        batch_invariant=config.batch_invariant,
+    )
+    (implementation,) = choices.choose(points.MODEL, model_needs(need, files.config))
+    model = implementation.card.describe(files.config)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
     kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
-    model = _decide_runner(config, checkpoint, files, model)
-    sampling = sampling_defaults(config, generation_config, model.generates)
-    model = msgspec.structs.replace(model, sampling=sampling)
+    model = _decide_runner(config, checkpoint, files, model.computed_in(dtype))
+    model = brought("generation_config", "read generation_config.json")(config, files, model)
     max_model_len = _max_model_len(config, model)
-    parallel = parallel_of(config)
+    parallel = need.parallel
     split_layers(parallel, model.num_layers)
 
-    needs = attention_needs(
-        model,
-        block_size=config.block_size,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        facts=device,
-        size=parallel.tp,
-        batch_invariant=config.batch_invariant,
-    )
+    drafts_need = {"": DrafterNeed(dtype=dtype, device=device.device, framework=device.framework)}
+    drafter = choices.choose(points.DRAFTER, drafts_need)
+    if not drafter:
+        choices.idle[points.DRAFTER.name] = drafts_need
+    described = msgspec.structs.replace(model, max_model_len=max_model_len)
+    target = Target(checkpoint, files, implementation.card, described, need)
+    drafts = resolve_drafts(registry, drafter[0], target) if drafter else []
+    models = [model, *(draft.start.model for draft in drafts)]
+    if drafter and drafter[0].card.branches(drafter[0].options):
+        model, *others = models = [with_trees(one, drafter[0].options) for one in models]
+        drafts = [draft.of(one) for draft, one in zip(drafts, others, strict=True)]
+    (evictor,) = choices.choose(points.EVICTOR, {"": None})
+    if evictor.card.reuses:
+        model = msgspec.structs.replace(model, attention_features=(*model.attention_features, "kv_index"))
+        models[0] = model
+    needs = [
+        need
+        for one in models
+        for need in attention_needs(
+            one,
+            block_size=config.block_size,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            facts=device,
+            size=parallel.tp,
+            batch_invariant=config.batch_invariant,
+        )
+    ]
     forms = by_kind(needs)
     attention = choices.choose(points.ATTENTION, forms)
     pages = {one.kind: lcm(*(one.card.tokens_per_page(need) for need in forms[one.kind])) for one in attention}
@@ -237,13 +269,13 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     (tokenizer,) = choices.choose(points.TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
-        model.sites,
+        [site for one in models for site in one.sites],
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[kv_dtype],
         tokens_per_page=pages,
         size=parallel.tp,
     )
-    layout = _with_page_formats(layout, needs, attention)
+    layout = marked(config, model, _with_page_formats(layout, needs, attention))
     facts = Facts(
         config=config,
         platform=device,
@@ -254,17 +286,18 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         layout=layout,
         tokenizer=tokenizer,
         tokenizer_folder=tokenizer_folder,
-        chat_template=read_template(config.chat_template),
+        chat_template=_chat_template(config),
+        draft_operations=frozenset().union(*(draft.implementation.card.operations for draft in drafts)),
     )
     for row in TABLE:
-        asks = row.asks(facts)
-        if not (row.used(facts, asks) and choices.choose(row.point, asks, row.together)):
-            choices.idle[row.point.name] = {} if row.point.name in platform.card.own_points else asks
-    check_processors(choices.made[points.LOGITS_PROCESSOR.name])
+        asks, own = row.asks(facts), row.point.name in platform.card.own_points
+        found = None if own or config.asked(row.point.name) else row.found(facts, asks, registry)
+        if not (row.used(facts, asks) and choices.choose(row.point, asks, row.together, found)):
+            choices.idle[row.point.name] = {} if own else asks
+    check_chosen(config, choices.made, model)
     selections = tuple(selection for point in points.POINTS for selection in choices.made.get(point, ()))
-    manifest = Manifest.of(selections)
     worker = WorkerStart(
-        choices=manifest.choices,
+        choices=tuple(selection.choice() for selection in selections),
         model=model,
         files=files,
         layout=layout,
@@ -285,12 +318,15 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         log_format=config.log_format,
         profile_dir=None if config.profile_dir is None else str(Path(config.profile_dir).absolute()),
         batch_invariant=config.batch_invariant,
+        drafts=tuple(draft.with_stored(facts, registry) for draft in drafts),
     )
     start = CoreStart(
         worker=worker,
         worker_class=platform.card.worker or CORE_WORKER,
         enable_prefix_caching=config.enable_prefix_caching and not model.whole_prompts,
         prefix_caching_hash_algo=config.prefix_caching_hash_algo,
+        max_kv_retention=config.max_kv_retention,
+        max_kv_retention_per_key=config.max_kv_retention_per_key,
         enable_jump_forward=config.enable_jump_forward,
         in_flight=parallel.pp + 1 if config.in_flight is None else config.in_flight,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -299,9 +335,8 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         step_timeout=platform.card.step_timeout if config.step_timeout is None else config.step_timeout,
         grammar_warm_up=config.grammar_warm_up,
     )
-    return Launch(
-        config, registry, start, manifest, selections, tokenizer, tokenizer_folder, facts.chat_template, choices.idle
-    )
+    check_reuse(evictor, implementation, platform, drafter, start)
+    return Launch(config, registry, start, selections, tokenizer, facts.chat_template, choices.idle)
 
 
 def _with_page_formats(
@@ -350,23 +385,6 @@ def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:
     return next((dtype for dtype in facts.dtypes if dtype in holding), facts.dtypes[0])
 
 
-def _model_needs(config: EngineConfig, files: CheckpointFiles, device: PlatformFacts) -> dict[str, ModelNeed]:
-    """By architecture, in the order of config.json; "" where it states none."""
-    stated = files.config.get("architectures") or []
-    architectures = [str(name) for name in stated] if isinstance(stated, (list, tuple)) else []
-    return {
-        architecture: ModelNeed(
-            architecture=architecture,
-            config=files.config,
-            framework=device.framework,
-            parallel=parallel_of(config),
-            features=frozenset({"stages"} if config.pipeline_parallel_size > 1 else ()),
-            batch_invariant=config.batch_invariant,
-        )
-        for architecture in architectures or [""]
-    }
-
-
 def parallel_of(config: EngineConfig) -> Parallel:
     """Over how many workers the settings divide the model. Raises ConfigError for a split of one stage, and for drafts
     with several."""
@@ -383,24 +401,6 @@ def parallel_of(config: EngineConfig) -> Parallel:
         )
     layers = () if split is None else tuple(int(part) for part in split.split(","))
     return Parallel(tp=config.tensor_parallel_size, pp=stages, split=layers)
-
-
-def _described(
-    implementation: Selection[ModelCard], files: CheckpointFiles, generation_config: Mapping[str, object]
-) -> ModelDescription:
-    """The model as its driver describes it, with the ends that generation_config.json states."""
-    model = implementation.card.describe(files.config)
-    for file in (generation_config, files.generation_config):
-        if ends := _token_ids(file.get("eos_token_id")):
-            return msgspec.structs.replace(model, eos_token_ids=ends)
-    return model
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    """A token id or a list of them, as generation_config.json states it."""
-    if isinstance(value, (list, tuple)):
-        return tuple(token for token in value if isinstance(token, int))
-    return (value,) if isinstance(value, int) else ()
 
 
 def _decide_runner(
@@ -460,6 +460,21 @@ def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
     return longest
 
 
+def _chat_template(config: EngineConfig) -> str | None:
+    """The text of --chat-template, which is a file or the text itself. Raises ConfigError where it is neither."""
+    given = config.chat_template
+    if given is None:
+        return None
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        if "{" in given or "}" in given or "\n" in given:  # as hardly a path has, and every template
+            return given
+        found = f"as a file: {getattr(error, 'strerror', None) or error}"
+        remedy = "name a file with a Jinja template, or pass its text"
+        raise ConfigError(f"chat_template={given:.200}", found, remedy) from error
+
+
 def _tokenizer_folder(config: EngineConfig, registry: Registry, files: CheckpointFiles) -> str:
     """The folder of --tokenizer: a path, or a model's name; the model's own where none is given."""
     if config.tokenizer is None or config.tokenizer == config.model:
@@ -473,3 +488,21 @@ def _tokenizer_folder(config: EngineConfig, registry: Registry, files: Checkpoin
         raise ConfigError(
             f"tokenizer={config.tokenizer}", "it is no folder, and no model has that name", "name a folder"
         ) from error
+
+
+def client_of_several(registry: Registry) -> Candidate:
+    """What makes one of several engine cores: the one that is installed, see `engine.interfaces.client`.
+
+    Raises DriverNotFoundError where nothing does, DuplicateDriverError where two do.
+    """
+    found = registry.candidates(points.CLIENT)
+    if not found:
+        raise DriverNotFoundError(
+            "serve with several engine cores (data_parallel_size)",
+            "nothing that is installed makes one of them",
+            how_to_install(points.CLIENT),
+            point=points.CLIENT,
+        )
+    if len(found) > 1:
+        raise duplicate(points.CLIENT, found)
+    return found[0]

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.communicator import CommunicatorNeed
-from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.executor import ExecutorNeed
 from engine.interfaces.kv_connector import KVConnectorNeed
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, LogitsProcessorNeed
+from engine.interfaces.model import ModelNeed
 from engine.interfaces.ops import OpsNeed, ops_needs
 from engine.interfaces.quantization import KINDS as QUANTIZED
-from engine.interfaces.quantization import QuantizationNeed
+from engine.interfaces.quantization import QuantizationNeed, stored_form
 from engine.interfaces.reasoning_parser import ReasoningParserNeed
 from engine.interfaces.router import RouterNeed
 from engine.interfaces.tool_parser import ToolParserNeed
-from engine.plugin import points
-from engine.plugin.points import CardT, NeedT, Point
+from engine.plugin import Registry, points
+from engine.plugin.choosing import or_quarantine, ranked
+from engine.plugin.points import PICKS, CardT, NeedT, Point
+from engine.plugin.selection import answer
 from engine.types.errors import ConfigError, TokenizerError, UnsupportedModelError
 from engine.types.kv import KVLayout
 from engine.types.model import ModelDescription
@@ -29,14 +31,17 @@ from engine.types.structured_outputs import KINDS as CONSTRAINTS
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
+    from engine.interfaces.drafter import DrafterCard
+    from engine.interfaces.evictor import EvictorCard
+    from engine.interfaces.kv_connector import KVConnectorCard
     from engine.interfaces.model import ModelCard
-    from engine.interfaces.platform import PlatformFacts
+    from engine.interfaces.platform import PlatformCard, PlatformFacts
     from engine.interfaces.tokenizer import TokenizerCard
     from engine.plugin import Selection
+    from engine.types.start import CoreStart
 
-_COMPUTED = ("full", "sliding", "mla", "encoder")
+_COMPUTED = ("full", "sliding", "mla", "state", "encoder")
 """Kinds of layer that the runner computes."""
-_TOOLS = re.compile(r"\btools\b")
 
 
 class DevicePlace(TypedDict):
@@ -61,6 +66,7 @@ class Facts:
         tokenizer: the tokenizer's driver.
         tokenizer_folder: where its files lie.
         chat_template: that which the user gives in place of the model's.
+        draft_operations: what the bodies of draft models call.
     """
 
     config: EngineConfig
@@ -73,6 +79,7 @@ class Facts:
     tokenizer: Selection[TokenizerCard]
     tokenizer_folder: str
     chat_template: str | None
+    draft_operations: frozenset[str] = frozenset()
 
     @property
     def place(self) -> DevicePlace:
@@ -93,12 +100,14 @@ class Row(Generic[CardT, NeedT]):
         asks: from the facts, what a driver is asked, by kind.
         used: whether the point has a use with these facts. Raises ConfigError where the user wants it, and it has none.
         together: kinds that are taken from one driver.
+        found: the driver that is taken where the user names none, if the facts say which; else it is left to the point.
     """
 
     point: Point[CardT, NeedT]
     asks: Callable[[Facts], Mapping[str, NeedT]]
     used: Callable[[Facts, Mapping[str, NeedT]], bool] = lambda facts, asks: True
     together: tuple[tuple[str, ...], ...] = ()
+    found: Callable[[Facts, Mapping[str, NeedT], Registry], str | None] = lambda facts, asks, registry: None
 
 
 # -- when a point has a use --------------------------------------------------------------------------------------------
@@ -124,14 +133,16 @@ def _several_cores(facts: Facts, asks: Mapping[str, RouterNeed]) -> bool:
     return False
 
 
-def _swaps(facts: Facts, asks: Mapping[str, KVConnectorNeed]) -> bool:
-    need, asked = asks[""], facts.config.asked("kv_connector")
-    if preemption_mode(facts.config) != "swap":
-        return False
-    if asked is not None and "," in asked:
-        raise ConfigError(
-            f"kv_connector={asked}", "this engine uses connectors for swapping, which one tier does", "name one of them"
-        )
+def _connects(facts: Facts, asks: Mapping[str, KVConnectorNeed]) -> bool:
+    need, config = asks[""], facts.config
+    if preemption_mode(config) != "swap":
+        if config.asked("kv_connector") is None and _wanted(config, "kv_connector"):
+            raise ConfigError(
+                f"set an option of kv_connector to {config.options_for('kv_connector')}",
+                "no connector is named, and nothing is swapped",
+                "name one with --kv-connector, or give memory to the swap tier with --swap-space",
+            )
+        return config.asked("kv_connector") is not None
     if need.swap_space < need.page_bytes:
         raise ConfigError(
             f"swap_space={need.swap_space}",
@@ -144,7 +155,7 @@ def _swaps(facts: Facts, asks: Mapping[str, KVConnectorNeed]) -> bool:
 def preemption_mode(config: EngineConfig) -> str:
     """ "swap" or "recompute": what is asked for, else "swap" where there is space for it.
 
-    Raises ConfigError where mode, space and connector contradict each other.
+    Raises ConfigError where mode and space contradict each other.
     """
     mode, space = config.preemption_mode, config.swap_space
     if mode == "swap" and not space:
@@ -158,15 +169,6 @@ def preemption_mode(config: EngineConfig) -> str:
             f"swap_space={space} with preemption_mode=recompute",
             "requests that are computed again need no swap space",
             "leave one of them out",
-        )
-    if not space and _wanted(config, "kv_connector"):
-        asked = config.asked("kv_connector")
-        raise ConfigError(
-            f"set an option of kv_connector to {config.options_for('kv_connector')}"
-            if asked is None
-            else f"kv_connector={asked}",
-            "nothing is swapped, and this engine uses connectors for nothing else",
-            "give it memory with --swap-space, or leave it out",
         )
     return "swap" if space else "recompute"
 
@@ -187,6 +189,13 @@ def _wanted(config: EngineConfig, point: str) -> bool:
 
 
 # -- what drivers are asked --------------------------------------------------------------------------------------------
+def model_needs(need: ModelNeed, config: dict[str, Any]) -> dict[str, ModelNeed]:
+    """What a model's drivers are asked, by architecture, in the order of its config.json; "" where it states none."""
+    stated = config.get("architectures") or []
+    architectures = [str(name) for name in stated] if isinstance(stated, (list, tuple)) else []
+    return {name: replace(need, architecture=name, config=config) for name in architectures or [""]}
+
+
 def attention_needs(
     model: ModelDescription,
     *,
@@ -208,7 +217,7 @@ def attention_needs(
         if site.kind not in _COMPUTED:
             raise UnsupportedModelError(
                 f"load {model.architecture}",
-                f"layer {site.layer} is of kind '{site.kind}'; pages for it are managed, but no runner computes it yet",
+                f"layer {site.layer} is of kind '{site.kind}', which no runner computes yet",
                 f"use a model whose layers are of kind {', '.join(_COMPUTED)}",
             )
     features = frozenset(model.attention_features)
@@ -220,14 +229,17 @@ def attention_needs(
 
 
 def by_kind(needs: Iterable[AttentionNeed]) -> dict[str, tuple[AttentionNeed, ...]]:
-    """The different needs of each kind of layer: its driver has to serve them all."""
+    """The different needs of each kind of layer: its driver has to serve them all. States ask for no attention."""
     found: dict[str, dict[AttentionNeed, None]] = {}
     for need in needs:
+        if need.kind == "state":
+            continue
         found.setdefault(need.kind, {})[need] = None
     return {kind: tuple(forms) for kind, forms in found.items()}
 
 
-def _quantization(facts: Facts) -> dict[str, QuantizationNeed]:
+def quantization_needs(facts: Facts) -> dict[str, QuantizationNeed]:
+    """What is asked of those who store the model's weights, by kind of layer."""
     can = facts.implementation.card.quantized
     kinds = [kind for kind in QUANTIZED if kind in can and (kind != "head" or facts.model.generates)]
     return {
@@ -236,14 +248,53 @@ def _quantization(facts: Facts) -> dict[str, QuantizationNeed]:
             dtype=facts.dtype,
             stored_dtype=facts.model.dtype,
             batch_invariant=facts.config.batch_invariant,
+            stored=stored_form(facts.model.config),
             **facts.place,
         )
         for kind in kinds
     }
 
 
+def reads_stored(facts: Facts, asks: Mapping[str, QuantizationNeed], registry: Registry) -> str | None:
+    """The driver of the form in which the weights are stored: by priority, the first that claims it and fits.
+
+    Raises UnsupportedModelError where they are not plain, and nobody reads them.
+    """
+    stored, model = stored_form(facts.model.config), facts.implementation.candidate
+    if stored is None:
+        return None
+    reasons = [] if asks else [f"driver '{model.name}' ({model.provenance}) reads plain layers alone"]
+    cards, passed_over = ranked(registry, points.QUANTIZATION.name) if asks else ([], [])
+    for candidate, card in cards:
+        pick = PICKS[points.QUANTIZATION.pick]
+        served = {kind: asks[kind] for kind in pick.served(card, asks)} or asks
+        verdict = or_quarantine(registry, candidate, partial(answer, pick, card, candidate, served))
+        if verdict.fit:
+            return candidate.name
+        reasons.append(str(verdict))
+    raise UnsupportedModelError(
+        f"load {facts.model.architecture}",
+        f"its weights are stored as '{stored.get('quant_method', 'unnamed')}' (quantization_config of config.json), "
+        "which none of the installed drivers reads: " + " | ".join([*reasons, *map(str, passed_over)]),
+        "install a driver that does, or use a checkpoint with plain weights",
+    )
+
+
+def _swap_tier(facts: Facts, asks: Mapping[str, KVConnectorNeed], registry: Registry) -> str | None:
+    """The first that swaps; None leaves the error to the choice."""
+    if preemption_mode(facts.config) != "swap":
+        return None
+    cards, _ = ranked(registry, points.KV_CONNECTOR.name)
+    pick = PICKS[points.KV_CONNECTOR.pick]
+    for candidate, card in cards:
+        ask = partial(answer, pick, card, candidate, asks)
+        if cast("type[KVConnectorCard]", card).swaps and or_quarantine(registry, candidate, ask).fit:
+            return candidate.name
+    return None
+
+
 def _ops(facts: Facts) -> dict[str, OpsNeed]:
-    called, invariant = facts.implementation.card.operations, facts.config.batch_invariant
+    called, invariant = facts.implementation.card.operations | facts.draft_operations, facts.config.batch_invariant
     return ops_needs(called, dtype=facts.dtype, batch_invariant=invariant, **facts.place)
 
 
@@ -257,8 +308,7 @@ TABLE: tuple[Row[Any, Any], ...] = (
     Row(points.OPS, _ops, together=(("pack_linear", "linear"),)),
     Row(points.COMMUNICATOR, _communicator, _several_ranks),
     Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(parallel=facts.parallel)}),
-    Row(points.EVICTOR, lambda facts: {"": None}),
-    Row(points.QUANTIZATION, _quantization, _has_layers),
+    Row(points.QUANTIZATION, quantization_needs, _has_layers, found=reads_stored),
     Row(points.SCHEDULING_POLICY, lambda facts: {"": None}),
     Row(
         points.KV_CONNECTOR,
@@ -267,12 +317,13 @@ TABLE: tuple[Row[Any, Any], ...] = (
                 page_bytes=facts.layout.page_bytes,
                 swap_space=facts.config.swap_space,
                 parallel=facts.parallel,
+                prefix_caching=facts.config.enable_prefix_caching and not facts.model.whole_prompts,
                 **facts.place,
             )
         },
-        _swaps,
+        _connects,
+        found=_swap_tier,
     ),
-    Row(points.DRAFTER, lambda facts: {"": DrafterNeed(dtype=facts.dtype, **facts.place)}),
     Row(
         points.LOGITS_PROCESSOR,
         lambda facts: dict.fromkeys(PARAMETERS, LogitsProcessorNeed(vocab_size=facts.model.vocab_size, **facts.place)),
@@ -301,7 +352,86 @@ TABLE: tuple[Row[Any, Any], ...] = (
 """The points whose drivers the launcher itself asks for nothing more."""
 
 
+def marked(config: EngineConfig, model: ModelDescription, layout: KVLayout) -> KVLayout:
+    """The layout, with room for marks (--kv-canary). Raises ConfigError where nobody would make any."""
+    if not config.kv_canary:
+        return layout
+    if model.whole_prompts or not (config.enable_prefix_caching and layout.page_bytes):
+        found = "marks are made of blocks' keys, which this engine or its model, without a prefix cache, does without"
+        raise ConfigError("kv_canary=True", found, "leave --kv-canary out")
+    return layout.marked()
+
+
 # -- what the cards of a choice say together ---------------------------------------------------------------------------
+def check_reuse(
+    evictor: Selection[EvictorCard],
+    model: Selection[ModelCard],
+    platform: Selection[PlatformCard],
+    drafters: Sequence[Selection[DrafterCard]],
+    start: CoreStart,
+) -> None:
+    """Raise ConfigError where an evictor is to find what is no prefix, and what it finds cannot be used."""
+    if not evictor.card.reuses:
+        return
+    reasons = evictor.card.conflicts(start)
+    if not start.enable_prefix_caching:
+        reasons.append("prefix caching is off, and what is reused is found in its cache")
+    if [table.kind for table in start.worker.layout.tables] != ["full"]:
+        reasons.append("not all layers keep the keys and values of every token: sliding windows and states cannot")
+    if start.worker.parallel.pp > 1:
+        reasons.append("there are several pipeline stages, and each computes all tokens that the first one does")
+    for drafter in drafters:
+        if drafter.card.needs:
+            reasons.append(f"drafter '{drafter.candidate.name}' has to see all tokens behind the last layer")
+    if "listeners" in model.card.unsupported_features():
+        reasons.append(f"model driver '{model.candidate.name}' lets nobody look on between its layers")
+    if platform.card.worker is not None:
+        reasons.append(f"platform '{platform.candidate.name}' has a worker of its own")
+    if reasons:
+        asked = f"evictor={evictor.candidate.name} with {start.worker.model.architecture}"
+        raise ConfigError(asked, "; ".join(reasons), "leave out what stands in its way, or name another evictor")
+
+
+def check_chosen(config: EngineConfig, made: Mapping[str, Sequence[Selection[Any]]], model: ModelDescription) -> None:
+    """Raise ConfigError where drivers of one point, by point, do not go together, or not with the model."""
+    if any(site.kind == "state" for site in model.sites):
+        check_states(model, made.get(points.DRAFTER.name, ()), made.get(points.KV_CONNECTOR.name, ()))
+    check_processors(made[points.LOGITS_PROCESSOR.name])
+    check_connectors(config, made.get(points.KV_CONNECTOR.name, ()))
+
+
+def check_states(
+    model: ModelDescription,
+    drafters: Sequence[Selection[DrafterCard]],
+    connectors: Sequence[Selection[KVConnectorCard]],
+) -> None:
+    """Raise ConfigError where something is asked that states of fixed size cannot do."""
+    for drafter in drafters:
+        if drafter.card.branches(drafter.options):
+            asked = f"drafter={drafter.candidate.name}, which proposes trees, with {model.architecture}"
+            found = "its layers keep one state for each sequence, and a tree's branches would each need one"
+            raise ConfigError(asked, found, "let it propose chains, or name another drafter")
+    for connector in connectors:
+        if connector.card.layerwise:
+            asked = f"kv_connector={connector.candidate.name}, which transfers layers, with {model.architecture}"
+            found = "a state lies in whole pages alone, and is not kept token by token"
+            raise ConfigError(asked, found, "name a connector that transfers pages, or leave it out")
+
+
+def check_connectors(config: EngineConfig, chosen: Sequence[Selection[KVConnectorCard]]) -> None:
+    """Raise ConfigError where pages are to be swapped, and no connector that the user names does; and where marks of
+    pages would not travel."""
+    unmarked = [one.candidate.name for one in chosen if one.card.layerwise and not one.card.moves_marks]
+    if config.kv_canary and unmarked:
+        found = f"{', '.join(unmarked)} transfer(s) layers, without the marks behind them"
+        raise ConfigError("kv_canary=True", found, "leave --kv-canary out, or name another connector")
+    names = [selection.candidate.name for selection in chosen if not selection.card.swaps]
+    if preemption_mode(config) == "swap" and len(names) == len(chosen):
+        asked = f"swap_space={config.swap_space} with kv_connector={config.asked('kv_connector')}"
+        found = f"{', '.join(names)} keep(s) no pages of preempted requests"
+        raise ConfigError(asked, found, "name one that does behind it, e.g. 'host', or leave --swap-space out")
+
+
 def check_processors(chosen: Iterable[Selection[LogitsProcessorCard]]) -> None:
     """Raise ConfigError where two logits processors take the same argument of a request."""
     claimed: dict[str, str] = {}
@@ -315,16 +445,6 @@ def check_processors(chosen: Iterable[Selection[LogitsProcessorCard]]) -> None:
                     "name one of them",
                 )
             claimed[key] = name
-
-
-def renders_tools(tokenizer: Selection[TokenizerCard], folder: str, given: str | None = None) -> bool:
-    """Whether the chat template has a place for tools; True where the tokenizer's card does not tell it.
-
-    Args:
-        tokenizer, folder, given: see `template_source`.
-    """
-    template = template_source(tokenizer, folder, True, given)
-    return not template or _TOOLS.search(template) is not None
 
 
 def template_source(tokenizer: Selection[TokenizerCard], folder: str, with_tools: bool, given: str | None) -> str:

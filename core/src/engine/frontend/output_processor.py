@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,13 +19,14 @@ from engine.frontend.request_state import (
     SequenceState,
 )
 from engine.frontend.statistics import RequestObserver, follow, summary_of
-from engine.frontend.stop_scanner import StopStrings
 from engine.interfaces.tokenizer import Tokenizer
+from engine.plugin.loading import brought
+from engine.types.checks import invalid
 from engine.types.errors import EngineError, InvalidRequestError, RankDeadError, rebuild_error
 from engine.types.hooks import OutputFilter, RequestInfo
 from engine.types.outputs import CompletionOutput, CoreOutput, RequestOutput
 from engine.types.params import SamplingParams
-from engine.types.request import EngineRequest, FinishReason
+from engine.types.request import FinishReason
 
 if TYPE_CHECKING:
     from engine.interfaces.client import CoreClient
@@ -44,7 +46,7 @@ class OutputProcessor:
 
     Attributes:
         observer: counts what becomes of the requests; None: nobody asks.
-        tokenizer_from: its driver, for the error of a request over whose text it raises.
+        tokenizer_from: its driver, for the error that ends a sequence over whose text it raises; None: that is raised.
     """
 
     def __init__(self, tokenizer: Tokenizer, hooks: HookRelay | None = None, model_name: str = "") -> None:
@@ -53,6 +55,7 @@ class OutputProcessor:
         self.observer: RequestObserver | None = None
         self.tokenizer_from: Candidate | None = None
         self._hooks = hooks if hooks is not None and hooks.request_finished else None
+        self._received = hooks if hooks is not None and hooks.request_received else None
         self._model_name = model_name
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[str, tuple[RequestState, SequenceState]] = {}
@@ -65,21 +68,29 @@ class OutputProcessor:
         """Sequences that have not ended: n of each request."""
         return len(self._sequences)
 
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._requests
-
     def request_ids(self) -> list[str]:
         """The unfinished requests, oldest first."""
         return list(self._requests)
+
+    def send(self, request: RequestState, kind: OutputKind, client: CoreClient) -> None:
+        """Queue a request that the input processor has made; where that fails, nothing is left of it. Raises as `add`
+        and `CoreClient.add`."""
+        self.add(request, kind)
+        try:
+            if self._received is not None and (heard := self._received.request_received):
+                for one in request.requests:
+                    heard(request=one)
+            client.add(request.requests)
+        except BaseException as error:
+            self.abort([request.request_id], error if isinstance(error, EngineError) else None)
+            raise
 
     def add(self, request: RequestState, kind: OutputKind = OutputKind.CUMULATIVE) -> None:
         """Expect news of this request. Raises InvalidRequestError where its id is in use, or it cannot be streamed;
         HookFailedError and RequestRefusedError, of hooks that filter its text."""
         for request_id in (request.request_id, *(one.request_id for one in request.requests)):
             if request_id in self._requests or request_id in self._sequences:
-                raise InvalidRequestError(
-                    f"request_id={request_id!r}", "an unfinished request has that id", "choose another"
-                )
+                raise invalid("request_id", request_id, "an unfinished request has that id", "choose another")
         params = request.params
         if params.num_sequences > params.n:
             if kind is OutputKind.DELTA:
@@ -111,13 +122,19 @@ class OutputProcessor:
         params = request.params
         if request.requests[0].pooling is not None:
             return [PooledSequence(request.request_id, params, self._tokenizer)]
-        stops = StopStrings(params.stop) if params.stop else None
+        stops = self._stop_strings(params.stop) if params.stop else None
         sequences: list[SequenceState] = []
         for index, one in enumerate(request.requests):
             filter_ = self._filter(request, index) if params.detokenize else None
-            parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, stops
+            scanner = None if stops is None else stops.scanner()
+            parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, scanner
             sequences.append(SequenceState(*parts) if filter_ is None else FilteredSequence(filter_, *parts))
         return sequences
+
+    @cached_property
+    def _stop_strings(self) -> Callable[[list[str]], Any]:
+        made: Callable[[list[str]], Any] = brought("stop_strings", "stop at strings")
+        return made
 
     def filtered(self, request: RequestState, index: int, text: str) -> str:
         """A whole text, as the filters of hook plugins show it. Raises HookFailedError."""
@@ -144,7 +161,11 @@ class OutputProcessor:
         request.num_retries += 1
         request.error = None
         request.news = {}
-        request.requests = _in_what_time_is_left(request.requests, time.monotonic() - request.sent)
+        passed = time.monotonic() - request.sent  # their deadlines, where they have some, are so much nearer
+        request.requests = [
+            one if one.timeout is None else msgspec.structs.replace(one, timeout=max(1e-6, one.timeout - passed))
+            for one in request.requests
+        ]
         self._expect(request, sequences)
         if self.observer is not None:
             self.observer.retried()
@@ -218,13 +239,23 @@ class OutputProcessor:
                 request.prompt_logprobs.take(core_output.new_prompt_logprobs)
                 if not core_output.new_token_ids and core_output.finish_reason is None:
                     continue  # a piece of them is no news
-            text, num_tokens = sequence.take_or_fail(core_output, self.tokenizer_from)
+            try:
+                text, num_tokens = sequence.take(core_output)
+            except Exception as error:
+                if self.tokenizer_from is None:
+                    raise
+                asked = f"decode the tokens of request {sequence.request_id!r}"
+                sequence.failure = self.tokenizer_from.fault(asked, error)
+                sequence.output.finish_reason = str(FinishReason.ERROR)
+                text, num_tokens = "", 0
             index, news_of = sequence.output.index, request.news
             if index in news_of:
                 text, num_tokens = news_of[index][0] + text, news_of[index][1] + num_tokens
             news_of[index] = text, num_tokens
             if core_output.num_cached_tokens:
                 sequence.num_cached_tokens = core_output.num_cached_tokens
+            if core_output.kv_transfer is not None:
+                sequence.kv_transfer = core_output.kv_transfer
             if core_output.finish_reason is FinishReason.ERROR:
                 request.error = request.error or _error(core_output)
             if sequence.output.finish_reason is not None:
@@ -267,7 +298,10 @@ class OutputProcessor:
             request.stream = None
         news, request.news = request.news, {}
         if request.kind is OutputKind.DELTA:
-            completions = [_delta(request.sequences[index], *news[index]) for index in sorted(news)]
+            completions = []
+            for index in sorted(news):
+                sequence, (text, num_tokens) = request.sequences[index], news[index]
+                completions.append(_completion(sequence, text, len(sequence.output.token_ids) - num_tokens))
         elif finished or request.kind is OutputKind.CUMULATIVE:
             completions = [_completion(sequence, sequence.text, 0) for sequence in request.sequences]
         else:
@@ -292,11 +326,8 @@ class OutputProcessor:
             prompt_logprobs=prompt_logprobs,
             num_discarded_tokens=num_discarded,
             pooled=first.pooled,
+            kv_transfer=first.kv_transfer,
         )
-
-
-def _delta(sequence: SequenceState, text: str, num_tokens: int) -> CompletionOutput:
-    return _completion(sequence, text, len(sequence.output.token_ids) - num_tokens)
 
 
 def _completion(sequence: SequenceState, text: str, first: int) -> CompletionOutput:
@@ -312,14 +343,6 @@ def _completion(sequence: SequenceState, text: str, first: int) -> CompletionOut
         finish_reason=state.finish_reason,
         stop_reason=state.stop_reason,
     )
-
-
-def _in_what_time_is_left(requests: Sequence[EngineRequest], seconds: float) -> list[EngineRequest]:
-    """The requests; their deadlines, where they have some, are so much nearer."""
-    return [
-        one if one.timeout is None else msgspec.structs.replace(one, timeout=max(1e-6, one.timeout - seconds))
-        for one in requests
-    ]
 
 
 def _error(output: CoreOutput) -> EngineError:

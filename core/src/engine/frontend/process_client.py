@@ -298,6 +298,7 @@ class LoopListener(Generic[T]):
     ) -> None:
         self._core = core
         self._loop = loop
+        self._thread = threading.current_thread()
         self._on_message = on_message
         self._on_death = on_death
         self._file = core.fileno()
@@ -313,7 +314,7 @@ class LoopListener(Generic[T]):
         """Hear nothing any more. From any thread; returns when the socket is not used any more. Idempotent."""
         if not self._listening or self._loop.is_closed():
             self._listening = False
-        elif not self._loop.is_running() or _running_loop() is self._loop:
+        elif not self._loop.is_running() or threading.current_thread() is self._thread:
             self._detach()
         else:
             detached = threading.Event()
@@ -352,19 +353,16 @@ class LoopListener(Generic[T]):
                 self._empty = 0.0
                 break
             messages.append(message)
-        if self._core.failed:
-            self._hand_over(messages)
-            return self._end()
+        failed = self._core.failed
         try:
-            self._hand_over(messages)
+            if messages:
+                self._on_message(messages)
         finally:  # whatever became of these, others may have come, of which the descriptor would not tell
-            if self._empty:
+            if failed:
+                self._end()
+            elif self._empty:
                 self._scheduled = True
                 self._loop.call_soon(self._take)
-
-    def _hand_over(self, messages: list[T]) -> None:
-        if messages:
-            self._on_message(messages)
 
     def _look(self) -> None:
         if self._core.stopping.is_set():
@@ -384,10 +382,3 @@ class LoopListener(Generic[T]):
         self._farewell = threading.Thread(target=find_out, name="core-end", daemon=True)
         self._farewell.start()
         self._detach()  # now: from here on `stop`, in another thread, waits for that one alone
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

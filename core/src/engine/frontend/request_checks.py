@@ -1,18 +1,22 @@
 """Whether the drivers at work can do what a request asks of them, checked before it is sent: grammars, and logits
-processors."""
+processors; and whether its model pools so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
 from engine.plugin.hints import did_you_mean, how_to_install
+from engine.plugin.loading import brought
+from engine.types.checks import invalid
 from engine.types.errors import InvalidRequestError, shown
+from engine.types.model import ModelDescription
 from engine.types.params import SamplingParams
+from engine.types.pooling import PoolingParams
 
 if TYPE_CHECKING:
     from engine.interfaces.grammar import GrammarCard
@@ -65,7 +69,10 @@ class ConstraintCheck:
                 refusals.append((name, error))
         if refusals:
             raise constraint.refused(refusals)
-        served = "; ".join(f"'{name}' enforces {_list(card)}" for name, card in self._cards.items())
+        served = "; ".join(
+            f"'{name}' enforces {', '.join(sorted(card.constraints)) or 'nothing'}"
+            for name, card in self._cards.items()
+        )
         raise InvalidRequestError(
             constraint.asked,
             f"no grammar driver at work enforces it: {served or 'there is none'}",
@@ -73,18 +80,8 @@ class ConstraintCheck:
         )
 
 
-def _list(card: type[GrammarCard]) -> str:
-    return ", ".join(sorted(card.constraints)) or "nothing"
-
-
 class ProcessorArguments:
-    """Checks requests against the logits processors at work.
-
-    Args:
-        cards: of the processors.
-        tokenizer: at work.
-        vocab_size: of the model.
-    """
+    """Checks requests against the logits processors at work, whose `cards` it is given."""
 
     def __init__(self, cards: Sequence[type[LogitsProcessorCard]], tokenizer: Tokenizer, vocab_size: int) -> None:
         self._cards = tuple(cards)
@@ -111,7 +108,8 @@ class ProcessorArguments:
                     did_you_mean(key, self._keys) or "start the engine with --logits-processors and the one that does",
                 )
         if params.bad_words:
-            ids = params.bad_words_token_ids + bad_word_ids(params.bad_words, self._tokenizer)
+            ids_of = brought("bad_words", "forbid bad_words")
+            ids = params.bad_words_token_ids + ids_of(params.bad_words, self._tokenizer)
             params = msgspec.structs.replace(params, bad_words=[], bad_words_token_ids=ids)
             params.verify_bad_words()
         for card in self._cards:
@@ -154,18 +152,31 @@ def _forbidden_together(words: Sequence[Sequence[int]]) -> Iterator[set[int]]:
         yield together
 
 
-def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """The token ids of words, as vLLM makes them: of the word alone, and of the word after a space where that begins
-    with another token and has as many.
-    """
-    found: list[list[int]] = []
-    for word in words:
-        bare = word.lstrip()
-        alone = tokenizer.encode(bare, add_special_tokens=False)
-        spaced = tokenizer.encode(f" {bare}", add_special_tokens=False)
-        if not alone:
-            raise InvalidRequestError(f"bad_words=[{shown(word)}]", "the tokenizer gives it no tokens", "leave it out")
-        found.append(alone)
-        if spaced and spaced[0] != alone[0] and len(spaced) == len(alone):
-            found.append(spaced)
-    return found
+# -- pooling -----------------------------------------------------------------------------------------------------------
+def check_pooling(params: PoolingParams, model: ModelDescription) -> None:
+    """Raise InvalidRequestError where they make no sense, or this model cannot do what they ask."""
+    params.verify()
+    task = params.task or model.pooler.tasks[0]
+    check_task(task, model)
+    msgspec.structs.replace(params, task=task).verify()  # again: what does not go with a task that was left out
+    listed, dimensions = model.pooler.dimensions, params.dimensions
+    if dimensions is not None and dimensions > model.hidden_size:
+        found = f"this model's vectors have {model.hidden_size} elements"
+        raise invalid("dimensions", dimensions, found, f"ask for {model.hidden_size} or fewer")
+    if dimensions is not None and listed and dimensions not in (*listed, model.hidden_size):
+        sizes = ", ".join(map(str, listed))
+        raise invalid("dimensions", dimensions, f"this model was trained for {sizes}", "ask for one of these")
+
+
+def check_task(task: Any, model: ModelDescription) -> None:
+    """Raise InvalidRequestError where this engine does not serve the task."""
+    if model.generates:
+        raise InvalidRequestError(
+            f"{task} with {model.architecture}",
+            "this engine was started to generate text",
+            'start it with runner="pooling" (--runner pooling)',
+        )
+    tasks = model.pooler.tasks
+    if task not in tasks:
+        found = "it has a classification head" if model.pooler.num_labels else "it has no classification head"
+        raise InvalidRequestError(f"{task} with {model.architecture}", found, f"ask for {' or '.join(tasks)}")

@@ -7,18 +7,23 @@ import asyncio
 import enum
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from engine.frontend.stop_scanner import StopMatch, StopScanner, StopStrings
 from engine.interfaces.tokenizer import Tokenizer
-from engine.plugin import Candidate
 from engine.types.errors import EngineError, HookFailedError
 from engine.types.hooks import OutputFilter, RequestInfo
 from engine.types.outputs import CompletionOutput, CoreOutput, Logprob, RequestOutput, TokenLogprobs
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
+
+
+class StopScanner(Protocol):
+    """Finds stop strings in one text as it comes: a part outside the core (of ours `engine_kit.stop_strings`)."""
+
+    def push(self, text: str, armed: bool = True) -> str | tuple[str, str]: ...
+    def flush(self) -> str: ...
 
 
 class SequenceState:
@@ -30,12 +35,13 @@ class SequenceState:
         params: the user's.
         prompt_token_ids: the text that follows may depend on how the prompt ends.
         tokenizer: at work.
-        stops: the compiled stop strings; None where there are none.
+        scanner: looks for its stop strings; None where there are none.
 
     Attributes:
         output: all that came so far. Its text is put together when it is asked for, see `text`.
         failure: the error that ended it here in the frontend; None where none did.
         num_cached_tokens: prompt tokens that it found in the prefix cache itself.
+        kv_transfer: see `CoreOutput.kv_transfer`.
         first_token, last_token: when they came, by the monotonic clock. These and all below are only kept where
             `engine.frontend.statistics` follows the sequence.
         queue_time, prefill_time: as the core measured them, see `CoreOutput`.
@@ -46,6 +52,7 @@ class SequenceState:
 
     failure: EngineError | None = None
     num_cached_tokens = 0
+    kv_transfer: dict[str, Any] | None = None
     first_token = 0.0
     last_token = 0.0
     queue_time = 0.0
@@ -61,7 +68,7 @@ class SequenceState:
         params: SamplingParams,
         prompt_token_ids: list[int],
         tokenizer: Tokenizer,
-        stops: StopStrings | None,
+        scanner: StopScanner | None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -70,7 +77,7 @@ class SequenceState:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream(params.skip_special_tokens, prompt_token_ids) if params.detokenize else None
-        self._scanner = None if stops is None else StopScanner(stops)
+        self._scanner = scanner
         self._texts: list[str] = []
         self._text = ""
 
@@ -91,18 +98,6 @@ class SequenceState:
             self._text += "".join(self._texts)
             self._texts.clear()
         return self._text
-
-    def take_or_fail(self, news: CoreOutput, tokenizer_from: Candidate | None) -> tuple[str, int]:
-        """As `take`; what the tokenizer raises ends the sequence, with the finish reason "error" and `failure`. Where
-        its driver is not known, it is raised."""
-        try:
-            return self.take(news)
-        except Exception as error:
-            if tokenizer_from is None:
-                raise
-            self.failure = tokenizer_from.fault(f"decode the tokens of request {self.request_id!r}", error)
-            self.output.finish_reason = str(FinishReason.ERROR)
-            return "", 0
 
     def take(self, news: CoreOutput) -> tuple[str, int]:
         """Take in what the core sent.
@@ -136,11 +131,11 @@ class SequenceState:
         if output.logprobs is not None:
             self._take_logprobs(ids, (news.new_logprobs or [])[:taken])
         if match is not None:
-            output.finish_reason, output.stop_reason = str(FinishReason.STOP), match.stop
+            output.finish_reason, output.stop_reason = str(FinishReason.STOP), match
         elif news.finish_reason is not None:
             match = self._finish(shown)
             if match is not None and news.finish_reason is not FinishReason.ERROR:
-                output.finish_reason, output.stop_reason = str(FinishReason.STOP), match.stop
+                output.finish_reason, output.stop_reason = str(FinishReason.STOP), match
             else:
                 output.finish_reason, output.stop_reason = str(news.finish_reason), news.stop_reason
         new = "".join(shown)
@@ -148,7 +143,7 @@ class SequenceState:
             self._texts.append(new)
         return new, taken
 
-    def _scan(self, ids: list[int], silent_last: bool, shown: list[str]) -> tuple[int, StopMatch | None]:
+    def _scan(self, ids: list[int], silent_last: bool, shown: list[str]) -> tuple[int, str | None]:
         """Token by token, so that the one which completes a stop string is the last."""
         assert self._stream is not None
         before = len(self.output.token_ids)
@@ -160,18 +155,19 @@ class SequenceState:
                 return place + 1, match
         return len(ids), None
 
-    def _search(self, text: str, num_tokens: int, shown: list[str]) -> StopMatch | None:
+    def _search(self, text: str, num_tokens: int, shown: list[str]) -> str | None:
         assert self._scanner is not None
         found = self._scanner.push(text, armed=num_tokens >= self.params.min_tokens)
         if isinstance(found, str):
             shown.append(found)
             return None
-        shown.append(found.text)
+        stop, before = found
+        shown.append(before)
         if self.params.include_stop_str_in_output:
-            shown.append(found.stop)
-        return found
+            shown.append(stop)
+        return stop
 
-    def _finish(self, shown: list[str]) -> StopMatch | None:
+    def _finish(self, shown: list[str]) -> str | None:
         """Give out what was held back: half a character (as U+FFFD), and what began like a stop string."""
         if self._stream is None:
             return None
@@ -221,13 +217,7 @@ class FilteredSequence(SequenceState):
 
 
 class PooledSequence(SequenceState):
-    """It draws no token: its vector comes at once, the vectors of its tokens come in pieces.
-
-    Args:
-        request_id: the core's id.
-        params: the request's carrier; nothing in it counts.
-        tokenizer: at work.
-    """
+    """It draws no token: its vector comes at once, the vectors of its tokens come in pieces."""
 
     def __init__(self, request_id: str, params: SamplingParams, tokenizer: Tokenizer) -> None:
         super().__init__(request_id, 0, params, [], tokenizer, None)
@@ -258,12 +248,7 @@ def readable(token: int, row: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, 
 
 
 class PromptLogprobs:
-    """A prompt's log probabilities, put together from the pieces in which the core sends them.
-
-    Args:
-        prompt_token_ids: the prompt.
-        tokenizer: at work.
-    """
+    """A prompt's log probabilities, put together from the pieces in which the core sends them."""
 
     def __init__(self, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
         self._ids = prompt_token_ids

@@ -3,7 +3,7 @@
 The body of a driver is an `AttentionBackend` (below); of one that serves layers of kind "mla", which keep one latent
 vector a token, a `LatentAttentionBackend` (`latent_attention.py`). Cards, needs, batches and layers are the same.
 
-Minor version 1 made `lse` a feature, which a driver may refuse.
+Minor version 1 made `lse` a feature, which a driver may refuse; 2 added `read`; 3 the feature "tree", with `move`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class AttentionNeed:
         sliding_window: tokens that a query sees, itself included; None for all.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
         features: further demands: "kv_index" (a row's queries need not be its last keys, and may see none: see
-            `AttentionBatch.kv_index`), "sinks" and "alibi" (layers that have them, see `AttentionLayer`), "lse"
-            (`forward` is asked for the logarithms of its sums, by which results over parts of a row's keys are put
-            together; nothing in this engine asks yet).
+            `AttentionBatch.kv_index`), "tree" (drafts may branch: see `AttentionBatch.hidden`; a sliding window is
+            longer than any path through a tree then), "sinks" and "alibi" (layers that have them, see
+            `AttentionLayer`), "lse" (`forward` is asked for the logarithms of its sums, by which results over parts of
+            a row's keys are put together; nothing in this engine asks yet).
         framework: "torch" or "jax".
         rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
             others are the latent.
@@ -74,6 +75,7 @@ class AttentionNeed:
 
         Raises ConfigError where KV heads can be neither divided over the ranks nor copied evenly.
         """
+        size = size if site.divided else 1
         return cls(
             kind=site.kind,
             head_size=site.head_size,
@@ -167,6 +169,11 @@ class AttentionBatch:
             takes what is not kept here.
         kv_index: int64 [T], device; each query's place among its row's keys: it sees keys 0 .. kv_index, and none where
             that is -1. Without the feature "kv_index" a row's queries are its last keys, and drivers need not read it.
+        hidden: int64 [T], device; bit b, 1 .. 63, of a query at kv_index i is set where it does not see key i - b. None
+            where no query has any, as always without the feature "tree". Nodes of a tree of drafts stand one behind the
+            other, and see those that they follow. The others count for no distance: a query's position is its kv_index
+            less the number of its bits, its sliding window begins that much earlier, and a slope is for the keys
+            between that it sees. The first `num_decodes` rows have no bits; a row of one token behind them may.
         bounds_are_exact: `seq_lens_bound` says what `seq_lens` says.
 
     A row of fewer drafts may be padded to the others' number of tokens: what pads it writes to the null page, has the
@@ -186,6 +193,7 @@ class AttentionBatch:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     kv_index: torch.Tensor
+    hidden: torch.Tensor | None = None
     bounds_are_exact: bool = False
 
 
@@ -202,13 +210,11 @@ class AttentionBackend(Protocol):
         Args:
             pages: uint8 [num_pages, layer_bytes], strided: rows lie `page_bytes` apart.
         """
-        ...
 
     def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
         """Prepare one step for one group; once a step. With `out`, an earlier plan, the same buffers are refilled
         without allocation or synchronisation and `out` is returned: it was made for the same R and T and for a step
         that is captured, so what was launched on it must stay right for longer rows."""
-        ...
 
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
         """Store k, v [T, num_kv_heads, head_size] at `slot_mapping`. Padding tokens write to the null page.
@@ -217,7 +223,19 @@ class AttentionBackend(Protocol):
         kernel multiplies what is not seen by 0, a value that is not finite is best stored as zeros, and its key as NaN:
         the score of a key that is not seen is overwritten.
         """
-        ...
+
+    def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was stored at `slots`, int64 [n], device, in the numbers of `slot_mapping`, in any order.
+
+        Returns new tensors k, v [n, num_kv_heads, head_size] of the cache's dtype. Not called in captured steps.
+        """
+
+    def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Store at slots `destination` what was stored at slots `source`, bit for bit; int64 [n] both, device.
+
+        All is read before anything is written: a slot may be among both. A destination that is there twice has one
+        source, but for those on the null page. Of a driver that serves "tree"; not called in captured steps.
+        """
 
     def forward(
         self,
@@ -245,4 +263,3 @@ class AttentionBackend(Protocol):
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees
         all of its keys, before and after.
         """
-        ...

@@ -52,4 +52,3 @@ class Checkpoint(Protocol):
 
         Raises CheckpointError for a truncated or broken file, naming it.
         """
-        ...

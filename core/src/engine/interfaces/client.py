@@ -53,7 +53,6 @@ class CoreClient(Protocol):
     @property
     def worker(self) -> WorkerReady:
         """What the worker told when it was ready."""
-        ...
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests that belong together, all or none of them.
@@ -61,21 +60,18 @@ class CoreClient(Protocol):
         Raises the core's EngineError where it refuses one at once; a core elsewhere refuses by an output instead.
         EngineDeadError where none lives.
         """
-        ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests in whatever state they are; unknown ids are passed over. No output need follow."""
-        ...
 
     def call(self, method: str, *args: Any) -> Future[Any]:
         """Ask the core, see `engine.loop.engine_core.EngineCore.call`; arguments and answer are plain data.
 
-        Several cores answer with the sum of their statistics, with their lists as one (page maps by rank, files of a
-        profile), and with the first of answers that are all alike.
+        Several cores answer with the sum of their statistics, with their lists as one (page maps by rank, answers of
+        workers), and with the first of answers that are all alike.
 
         The future has an EngineError where one refuses, or died before it answered.
         """
-        ...
 
     def receive(self, timeout: float | None = None) -> CoreOutputs:
         """The next news of requests. A core in this thread makes a step; of one elsewhere they are waited for.
@@ -86,16 +82,13 @@ class CoreClient(Protocol):
         Raises:
             EngineDeadError: the core or a worker has died.
         """
-        ...
 
     def has_work(self) -> bool:
         """True while the core has unfinished requests, or steps whose results were not taken in."""
-        ...
 
     @property
     def last_stats(self) -> StepStats | None:
         """What the core told last; None before the first step."""
-        ...
 
     def states(self, look: bool = True) -> list[CoreState]:
         """Of each core, by rank; none before they are ready.
@@ -103,11 +96,9 @@ class CoreClient(Protocol):
         Args:
             look: ask the system whether a process is stopped, which takes some 0.1 ms a process.
         """
-        ...
 
     def shutdown(self) -> None:
         """Stop the cores and free what they hold. Idempotent, from any thread."""
-        ...
 
 
 class RemoteClient(CoreClient, Protocol):
@@ -119,7 +110,6 @@ class RemoteClient(CoreClient, Protocol):
 
         Raises the core's own EngineError, or EngineDeadError where it died or was shut down.
         """
-        ...
 
     def listen(
         self,
@@ -135,32 +125,25 @@ class RemoteClient(CoreClient, Protocol):
                 died or stands again.
             on_death: called once, with why the last core ended unasked.
         """
-        ...
 
     def tell(self, message: ToCore, dp_rank: int | None = None) -> None:
         """Send a message that has no answer, to this core or to all."""
-        ...
 
     @property
     def num_others(self) -> int:
         """Sequences of other clients of the same cores that have not ended, as told last."""
-        ...
 
     def responds(self) -> bool:
         """False where nothing lives, or the system has stopped what does and no sign of life came for a while."""
-        ...
 
     def cache_reset(self) -> None:
         """Another client has asked the cores to forget their prefix caches."""
-        ...
 
     def alive(self) -> bool:
         """True while any of the processes runs."""
-        ...
 
     def ask_to_stop(self) -> None:
         """The first half of `shutdown`, which does not wait. Idempotent."""
-        ...
 
 
 class OneCore(RemoteClient, Protocol):
@@ -168,12 +151,10 @@ class OneCore(RemoteClient, Protocol):
 
     def fileno(self) -> int:
         """A descriptor that becomes readable after a `receive(0)` that found nothing, when there may be something."""
-        ...
 
     @property
     def unfinished(self) -> Collection[str]:
         """The requests that were sent and have not ended, in that order."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

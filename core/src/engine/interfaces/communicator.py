@@ -52,7 +52,6 @@ class Sending(Protocol):
     def wait(self) -> object:
         """Return when the other rank has it, and the tensor may change. Raises RuntimeError where that rank has
         gone."""
-        ...
 
 
 class Communicator(Protocol):
@@ -80,28 +79,22 @@ class Communicator(Protocol):
         gathered or to be scattered, of all_gather and reduce_scatter; the input of all_to_all, whose first dimension is
         `ANY_LENGTH`. A barrier has () and no dtype.
         """
-        ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks. May be written into `x`, which is used up."""
-        ...
 
     def all_gather(self, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> torch.Tensor:
         """All ranks' tensors, one after the other along `dim`, where rank r's has length sizes[r]. Contiguous."""
-        ...
 
     def reduce_scatter(self, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> torch.Tensor:
         """This rank's part, sizes[rank] long along `dim`, of the sum over ranks. `x` is used up."""
-        ...
 
     def all_to_all(self, x: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> torch.Tensor:
         """Rank r gets the next send_sizes[r] rows of `x`; the answer is the rows of all ranks for this one, in order
         of rank, recv_sizes[r] from each."""
-        ...
 
     def broadcast(self, x: torch.Tensor, root: int) -> None:
         """Fill `x` with root's."""
-        ...
 
     def send(self, x: torch.Tensor, to: int) -> None:
         """Send `x`, which must not change until the other rank has it, to one rank, which calls `recv`.
@@ -109,15 +102,12 @@ class Communicator(Protocol):
         A driver may have `isend(x, to) -> Sending` beside it, which returns at once, whether the other rank has called
         `recv` or not. Without it `send` is called in its place.
         """
-        ...
 
     def recv(self, x: torch.Tensor, source: int) -> None:
         """Fill `x` with what one rank sends."""
-        ...
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        ...
 
     def close(self) -> None:
         """Let go of connections and memory, without asking the other ranks. Idempotent.
@@ -125,7 +115,6 @@ class Communicator(Protocol):
         A collective that this rank calls afterwards raises RuntimeError. For the other ranks it has gone, see above,
         also while its process lives on.
         """
-        ...
 
 
 class Group(Protocol):
@@ -137,24 +126,19 @@ class Group(Protocol):
     @property
     def rank(self) -> int:
         """This worker's place, from 0."""
-        ...
 
     @property
     def size(self) -> int:
         """How many there are."""
-        ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Communicator`, as for the others."""
-        ...
 
     def all_gather(self, x: torch.Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> torch.Tensor:
         """sizes: None where all ranks' lengths along `dim` are equal."""
-        ...
 
     def reduce_scatter(self, x: torch.Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> torch.Tensor:
         """sizes: None divides `dim` evenly, which must go."""
-        ...
 
     def all_to_all(self, x: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> torch.Tensor: ...
 

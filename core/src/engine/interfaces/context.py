@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
-from engine.types.parallel import GroupPlace
+from engine.types.parallel import GroupPlace, Parallel
 from engine.types.start import WorkerStart
 
 if TYPE_CHECKING:
@@ -24,11 +24,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds that never go back."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Let so many of them pass."""
-        ...
 
 
 class SystemClock:
@@ -91,7 +89,12 @@ class CoreContext:
         worker: "pkg.mod:Class" of the `Worker` that executors start.
         swap_space: bytes of host memory for swapped pages, on each rank.
         step_timeout: seconds after which whoever waits for the core takes it for hung.
+        parallel: over how many workers the model is divided.
         clock: by which requests are timed and end; a simulation has its own.
+        identity: of what pages hold beside tokens: the same over restarts, and another where weights, config, dtypes,
+            page formats, layout, or the drivers of checkpoint, model and quantization differ. What the keys begin with
+            of a store that outlives the engine. b"" where no connector is at work.
+        vocabulary: for an evictor, see `GrammarContext.vocabulary`. encode: a text's ids, without special tokens added.
     """
 
     layout: KVLayout
@@ -102,7 +105,11 @@ class CoreContext:
     worker: str = ""
     swap_space: int = 0
     step_timeout: float = 600.0
+    parallel: Parallel = field(default_factory=Parallel)
     clock: Clock = field(default_factory=SystemClock)
+    identity: bytes = b""
+    vocabulary: Callable[[], Sequence[bytes | None]] = tuple
+    encode: Callable[[str], list[int]] | None = None
     options: Any = None
 
 

@@ -65,24 +65,20 @@ class Matcher(Protocol):
         Raises EngineError, with which the request ends: the matcher has found that it cannot go on, because its masks
         take too long, say. Nothing is asked of it any more.
         """
-        ...
 
     def rollback(self, num_tokens: int) -> None:
         """Stand where it stood before the last tokens that were accepted: so many, at most `MAX_ROLLBACK`, and not more
         than there were. An end of sequence may be among them. Called where the card says `rollback`."""
-        ...
 
     def forced_bytes(self) -> bytes:
         """What must come next, in whatever tokens: as far as there is no other way to go on, and the output cannot end.
         b"" where there is a choice, or where that is not known. Called where the card says `rollback`, perhaps once a
         step; it changes nothing. The core computes these bytes' tokens together, and checks them under their masks."""
-        ...
 
     @property
     def finished(self) -> bool:
         """The output is complete and nothing but its end may follow: the request ends here, and no token is drawn for
         the end. A complete output that may also go on is not finished: there the mask allows the ends."""
-        ...
 
 
 class Grammar(Protocol):
@@ -100,7 +96,6 @@ class Grammar(Protocol):
 
         Raises InvalidRequestError, which ends this request alone.
         """
-        ...
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
         """Write which tokens may come next. On the hot path: a native driver lets go of the interpreter's lock.
@@ -111,9 +106,7 @@ class Grammar(Protocol):
             out: int32 [rows, ceil(vocab_size / 32)]; bit t % 32 of word t // 32 says that token t is allowed. The rows
                 named are written in full, others are left as they are; bits past the vocabulary are not read.
         """
-        ...
 
     def close(self) -> None:
         """The engine shuts down: end what compiles, and the processes that the driver has started. `compile` may be
         under way, and raises. Idempotent; nothing else is asked afterwards."""
-        ...

@@ -33,8 +33,8 @@ class LatentAttentionBackend(Protocol):
     """Latent attention at work. Built with a `WorkerContext`.
 
     C = head_size - rope_size and P = rope_size, of the layer's need. Heads are divided over ranks: a rank has the
-    num_q_heads of its need, and the whole cache. Batches, `kv_index` and captures mean what they mean in
-    `engine.interfaces.attention.AttentionBackend`.
+    num_q_heads of its need, and the whole cache. Batches, plans, `kv_index` and captures mean what they mean in
+    `engine.interfaces.attention.AttentionBackend` ("there").
     """
 
     capture_level: CaptureLevel
@@ -42,25 +42,21 @@ class LatentAttentionBackend(Protocol):
     def __init__(self, context: WorkerContext) -> None: ...
 
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> torch.Tensor:
-        """A layer's view of its part of the pool: the first dimension is the page, the others are the driver's.
-
-        Args:
-            pages: uint8 [num_pages, layer_bytes], strided: rows lie `page_bytes` apart.
-        """
-        ...
+        """A layer's view of its part of the pool, uint8 [num_pages, layer_bytes] as there: the first dimension is the
+        page, the others are the driver's."""
 
     def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
-        """Prepare one step for one group; once a step. With `out`, an earlier plan, the same buffers are refilled
-        without allocation or synchronisation and `out` is returned: it was made for the same R and T and for a step
-        that is captured, so what was launched on it must stay right for longer rows."""
-        ...
+        """Prepare one step for one group, as there: once a step, and with `out` in an earlier plan's buffers."""
 
     def write(
         self, layer: AttentionLayer, latent: torch.Tensor, rope_key: torch.Tensor, cache: torch.Tensor, plan: Any
     ) -> None:
         """Store latent [T, C] (normed) and rope_key [T, P] (rotated) at `slot_mapping`, rounded to the cache's dtype.
         Padding tokens write to the null page. Both may be views of wider rows."""
-        ...
+
+    def read(self, group: KVGroup, cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was stored at `slots`, int64 [n], device: new tensors latent [n, C] and rope_key [n, P] of the cache's
+        dtype; see `engine.interfaces.attention.AttentionBackend.read`."""
 
     def forward(
         self,
@@ -81,4 +77,3 @@ class LatentAttentionBackend(Protocol):
         vectors 0 .. i, one at -1 none: its out is 0, its lse -inf. What it does not see has no effect, and NaN that it
         sees does, as `engine.interfaces.attention.AttentionBackend.forward` says.
         """
-        ...

@@ -103,7 +103,6 @@ class LogitsProcessor(Protocol):
 
     def enter(self, new: NewSlot) -> None:
         """A request that uses this processor enters a slot, new or resumed, in the place of whoever was there."""
-        ...
 
     def apply(self, logits: torch.Tensor, rows: LogitsRows) -> None:
         """Edit the rows' logits in place.
@@ -112,4 +111,3 @@ class LogitsProcessor(Protocol):
         the slot's request and the tokens before the position alone, and be the same in every batch. No loop over rows
         in Python, and no wait for the device: use per-slot tables and gather them by `rows.slot`.
         """
-        ...

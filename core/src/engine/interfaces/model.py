@@ -1,10 +1,12 @@
 """Point `model`: an architecture. The entry point's name is config.json's architecture string, or `*` for a driver that
 serves architectures which it does not name. Where several offer a name, the one that fits and has the highest priority
-is taken."""
+is taken.
+
+Minor version 2 added `ModelContext.state`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -14,11 +16,12 @@ from engine.types.model import ModelDescription
 from engine.types.parallel import Parallel, Stage
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from engine.interfaces.communicator import Group
     from engine.interfaces.ops import Ops
-    from engine.interfaces.quantization import Quantization
+    from engine.interfaces.quantization import LayerShape, Quantization
 
 NOT_CAPTURED = "its steps are not captured: its card says captured_by = frozenset()"
 """What is said of a model whose card says so."""
@@ -88,13 +91,10 @@ class ModelCard(Card):
 
     @classmethod
     def mismatches(cls, need: ModelNeed) -> list[str]:
-        """The framework's, the features that the card does not have, and weights that are stored quantised."""
-        stored = need.config.get("quantization_config")
-        method = stored.get("quant_method", "unnamed") if isinstance(stored, dict) else stored
-        forms = [f"the weights are quantised ({method}), only plain ones are read"] if stored else []
+        """The framework's, and the features that the card does not have."""
         lacking = sorted(need.features & cls.unsupported_features())
         why = "" if cls.walks else ", for its body does not walk its layers"
-        return super().mismatches(need) + forms + [f"it does not serve {feature}{why}" for feature in lacking]
+        return super().mismatches(need) + [f"it does not serve {feature}{why}" for feature in lacking]
 
     @classmethod
     def remarks(cls, need: ModelNeed) -> list[str]:
@@ -116,7 +116,6 @@ class LayerIterator(Protocol):
 
     def __call__(self, layers: Iterable[Any], state: State) -> Iterator[Any]:
         """Iterate over a stack's layers; the model applies each to `state`, in place, before it asks for the next."""
-        ...
 
 
 class PagedAttention(Protocol):
@@ -124,7 +123,6 @@ class PagedAttention(Protocol):
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] (rotated) -> [T, Hq * D]; stores k and v first."""
-        ...
 
 
 class AttentionFactory(Protocol):
@@ -142,7 +140,6 @@ class AttentionFactory(Protocol):
         The description of a model that gives sinks or slopes names them in `attention_features`. Both are read in every
         step, so weights may be loaded into them later.
         """
-        ...
 
 
 class PagedLatentAttention(Protocol):
@@ -154,7 +151,6 @@ class PagedLatentAttention(Protocol):
         """q_latent [T, Hq, C] (queries, absorbed), q_rope [T, Hq, P] (rotated), latent [T, C] (normed), rope_key [T, P]
         (rotated) -> [T, Hq, C]; stores latent and rope_key first. C and P are the latent's and the rotated key's
         sizes, see `engine.interfaces.latent_attention`."""
-        ...
 
 
 class LatentAttentionFactory(Protocol):
@@ -162,7 +158,69 @@ class LatentAttentionFactory(Protocol):
 
     def __call__(self, layer: int, scale: float) -> PagedLatentAttention:
         """layer: index of the model's layer; scale: of scores."""
-        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBatch:
+    """Where a step's rows go on from, and where they leave their states. R rows, row i having the tokens
+    query_start_loc[i] .. query_start_loc[i + 1] - 1.
+
+    Args:
+        query_start_loc: int32 [R + 1]; query_start_loc_host: the same, numpy.
+        read: int64 [R]; the page with the state before a row's first token, -1 where that is the sequence's first.
+        write: int64 [n]; pages that get a state, none twice.
+        write_at: int64 [m]; the tokens after which states are kept: the first n, in order, those that go to `write`;
+            after drafts there are others, of which `StateSite.save` takes care. write_at_host: the same, numpy.
+    """
+
+    query_start_loc: torch.Tensor
+    query_start_loc_host: np.ndarray
+    read: torch.Tensor
+    write: torch.Tensor
+    write_at: torch.Tensor
+    write_at_host: np.ndarray
+
+    @property
+    def decodes(self) -> bool:
+        """Every row has one token, and a state is kept after each."""
+        return len(self.write_at_host) == len(self.read) == int(self.query_start_loc_host[-1])
+
+
+class StateSite(Protocol):
+    """One layer's states, in the runner's hands: a layer loads what it keeps, computes the step's tokens, and saves."""
+
+    @property
+    def pool(self) -> Mapping[str, torch.Tensor]:
+        """For each `engine.types.model.StateTensor` [pages, *shape], this rank's part, strided: pages lie apart. For
+        operations that compute in place: they read and write as `load` and `save` do."""
+
+    @property
+    def batch(self) -> StateBatch:
+        """The step's."""
+
+    def load(self, name: str) -> torch.Tensor:
+        """The states with which the step's rows begin, [R, *shape], in the state's dtype: zeros where a sequence does.
+        They may be changed."""
+
+    def save(self, name: str, states: torch.Tensor) -> None:
+        """Keep the states after the tokens `batch.write_at`, [m, *shape], of any dtype. Once a step for each state."""
+
+
+class AdapterLayer(Protocol):
+    """What one linear layer of a worker is adapted by for single requests, as by LoRA (Hu et al. 2021)."""
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The layer's inputs x [T, I] and outputs y [T, O], both as this rank has them -> y with what is added.
+
+        Where a layer's inputs are divided over ranks, their outputs are summed behind this. It may write into y.
+        """
+
+
+class Adapters(Protocol):
+    """All adapters of one worker. Linear layers ask for theirs; models themselves know of none."""
+
+    def layer(self, shape: LayerShape) -> AdapterLayer | None:
+        """That of a layer; None where it is never adapted. Asked once, while the model is built."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +236,15 @@ class ModelContext:
         tp_rank, tp_size: this worker's place among those that share the layers; each holds 1 / tp_size of the weights.
         group: the ranks that share the layers; None where there is one.
         quantization: for each kind of layer who packs and multiplies it; a kind that is not there is the ops'.
+        covers: by a layer's name in the checkpoint and its kind, whether it is stored in the quantization's form;
+            None: every layer is, or all are plain, for the quantization to round.
+        adapters: what adapts layers for single requests; None for nothing.
         latent_attention: gives layers of kind "mla" theirs; None where the description has none of them.
+        state: gives the layer of an index its states; None where the description has no layers of kind "state".
         stage: which of the layers are this worker's.
+        target: for a draft model, the model that it drafts for, loaded; else None.
+        shares: of "embed" and "head", what a draft model takes from the target (`engine.modeling.Decoder` has them by
+            these names) in place of its own, which its checkpoint may hold all the same.
     """
 
     description: ModelDescription
@@ -192,8 +257,13 @@ class ModelContext:
     tp_size: int = 1
     group: Group | None = None
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
+    covers: Callable[[str, str], bool] | None = None
+    adapters: Adapters | None = None
     latent_attention: LatentAttentionFactory | None = None
+    state: Callable[[int], StateSite] | None = None
     stage: Stage = field(default_factory=Stage)
+    target: Model | None = None
+    shares: frozenset[str] = frozenset()
 
 
 class Model(Protocol):
@@ -206,7 +276,6 @@ class Model(Protocol):
 
         Raises CheckpointError naming a tensor that is missing, unexpected, there twice, or of the wrong shape.
         """
-        ...
 
     def forward(self, state: State, walk: LayerIterator) -> torch.Tensor | None:
         """The final, normed hidden states [T, H]. None where the context's stage is not the last: what the next one
@@ -215,29 +284,23 @@ class Model(Protocol):
         A state that brings `hidden` comes from another stage of the walk, and is not embedded again; what it brought
         besides, but for the tensors of `state_sizes`, is not changed in place.
         """
-        ...
 
     def state_sizes(self) -> Mapping[str, int]:
         """What the next stage needs of a state: for each tensor, [T, size] in the model's dtype, its size. Called only
         where there are several stages, as "stages" of `ModelFeature` says."""
-        ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, H] -> [R, vocab_size], in the model's dtype: the same on every rank, bit by bit.
 
         Not called where the description says that the model does not generate.
         """
-        ...
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
         """The classification head: hidden [R, H], of the token that the description's pooler names -> [R, num_labels],
         in the model's dtype. Called only where the description has labels."""
-        ...
 
     def num_parameters(self) -> int:
         """Elements of the weights on this rank; tied ones counted once."""
-        ...
 
     def weight_bytes(self) -> int:
         """Memory of the weights on this rank, with those that are quantised as they are packed."""
-        ...

@@ -5,6 +5,8 @@ start. The reference driver provides them all and defines their meaning. There m
 a driver's card `defines` it, whose body is then what faster drivers of it are held against, and is taken where the
 model's card names it among its `operations`.
 
+Minor version 2 added `gelu_mul` and `relu`.
+
 Random numbers. Every number is f(seed, output position, purpose), so that a request draws the same tokens alone or
 batched, in flight or not. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as
 easy as 1, 2, 3", SC 2011) with
@@ -48,7 +50,9 @@ OPERATIONS: tuple[str, ...] = (
     "rope",
     "qk_norm_rope",
     "silu_mul",
+    "gelu_mul",
     "gelu",
+    "relu",
     "pack_linear",
     "linear",
     "linear_heads",
@@ -60,6 +64,7 @@ OPERATIONS: tuple[str, ...] = (
     "sample",
     "reject",
     "verify",
+    "verify_tree",
     "place_tokens",
     "logprobs",
 )
@@ -71,8 +76,8 @@ MODEL_OPERATIONS: tuple[str, ...] = (
 )
 """Those that a model's forward pass and its logits are made of: what is captured of a step."""
 
-LATENT_OPERATIONS: tuple[str, ...] = ("linear_heads",)
-"""Those that only models with latent attention call, beside `MODEL_OPERATIONS`."""
+FURTHER_OPERATIONS: tuple[str, ...] = ("gelu_mul", "relu", "linear_heads")
+"""Those that only some models call, beside `MODEL_OPERATIONS`: their cards name them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +106,7 @@ def ops_needs(called: Collection[str], **facts: Any) -> dict[str, OpsNeed]:
         called: by the model, as its card says.
         facts: the other attributes of `OpsNeed`.
     """
-    common = [name for name in OPERATIONS if name not in LATENT_OPERATIONS or name in called]
+    common = [name for name in OPERATIONS if name not in FURTHER_OPERATIONS or name in called]
     return {name: OpsNeed(operation=name, **facts) for name in dict.fromkeys((*common, *sorted(called)))}
 
 
@@ -189,47 +194,38 @@ class Ops(Protocol):
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """ids int [T], weight [V, H] -> [T, H]."""
-        ...
 
     def embedding_part(self, ids: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:
         """ids int [T], weight [V', H] -> [T, H], where the weight holds the vocabulary's rows from `first` on.
 
         An id outside first .. first + V' - 1 gives zeros.
         """
-        ...
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """x [T, H], index int [R] -> [R, H]."""
-        ...
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """a + b, equal shapes."""
-        ...
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """x * factor."""
-        ...
 
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """cap * tanh(x / cap)."""
-        ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., H] / sqrt(mean(x^2) + eps) * weight [H]; the mean in float32 at least (Zhang, Sennrich 2019)."""
-        ...
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(rms_norm(x + residual), x + residual). A driver may write both into its inputs' memory."""
-        ...
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension; x [..., H], weight and bias [H].
 
         Mean and (biased) variance in float32 at least (Ba, Kiros, Hinton 2016).
         """
-        ...
 
     def rope(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
@@ -239,7 +235,6 @@ class Ops(Protocol):
         q [T, Hq, D], k [T, Hkv, D], positions int64 [T], cos_sin [max_position, rotary_dim] (cosines, then sines) in
         float32 or float64. A driver may rotate in place.
         """
-        ...
 
     def qk_norm_rope(
         self,
@@ -256,23 +251,24 @@ class Ops(Protocol):
 
         q [T, Hq, D], k [T, Hkv, D], q_weight, k_weight [D]; the others are `rope`'s. A driver may do it in place.
         """
-        ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2 * I] -> silu(gate) * up, [T, I]."""
-        ...
+
+    def gelu_mul(self, gate_up: torch.Tensor, tanh: bool) -> torch.Tensor:
+        """gate_up [T, 2 * I] -> gelu(gate, tanh) * up, [T, I]; rounded once (GEGLU, Shazeer 2020)."""
 
     def gelu(self, x: torch.Tensor, tanh: bool) -> torch.Tensor:
         """x * Phi(x), with the normal distribution's Phi; with `tanh` by its approximation (Hendrycks, Gimpel 2016)."""
-        ...
+
+    def relu(self, x: torch.Tensor, squared: bool) -> torch.Tensor:
+        """max(x, 0); with `squared` its square (So et al. 2021)."""
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         """weight [O, I], bias [O] -> what `linear` of the same driver takes; once, after loading."""
-        ...
 
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """x [T, I] -> x @ weight.T + bias, [T, O]."""
-        ...
 
     def linear_heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Each head by a matrix of its own: out[t, h] = weight[h] @ x[t, h].
@@ -280,14 +276,12 @@ class Ops(Protocol):
         x [T, H, I], weight [H, O, I] -> [T, H, O], a tensor of its own. Both may be views of any strides: heads of a
         wider projection, matrices that are transposed.
         """
-        ...
 
     def check_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(the logits in float32 at least, which rows of them hold a NaN): logits [R, V] -> [R, V], bool [R].
 
         Logits of float32 and float64 are given back themselves, others as a new tensor.
         """
-        ...
 
     def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
         """Fill `token_ids`, `positions`, `block_tables` and `slot_mappings` from the tables, in place.
@@ -295,7 +289,6 @@ class Ops(Protocol):
         Every row has at least one token. Tokens at or past query_start_loc[R] are padding: id 0, position 0, slot 0 of
         the null page.
         """
-        ...
 
     def penalties(
         self,
@@ -314,11 +307,9 @@ class Ops(Protocol):
         first num_prompt[i] are prompt; presence, frequency, repetition float32 [m]. Repetition (prompt and output)
         comes first, then frequency and presence (output only), as OpenAI's and CTRL's definitions have it.
         """
-        ...
 
     def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Set logits[rows[i], tokens[i]] to -inf, in place. rows, tokens int64 [m]."""
-        ...
 
     def apply_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
         """Set logits[rows[i], t] to -inf, in place, where bit t % 32 of bits[i, t // 32] is 0.
@@ -328,7 +319,6 @@ class Ops(Protocol):
 
         logits [R, V]; rows int64 [m]; bits int32 [m, ceil(V / 32)], whose bits past V are not read.
         """
-        ...
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """Draw one token for each row: int32 [R].
@@ -340,7 +330,6 @@ class Ops(Protocol):
         sum of the kept probabilities exceeds u * their sum, with u = philox(seed, position, PURPOSE_SAMPLE). A row with
         a NaN among its logits, or nothing but -inf, gives any token of the vocabulary; nobody will see it.
         """
-        ...
 
     def reject(
         self, logits: torch.Tensor, rows: SamplingRows, drafts: torch.Tensor, draft_probs: torch.Tensor | None
@@ -356,7 +345,6 @@ class Ops(Protocol):
         logits [R, V] float32 or float64; drafts int32 [R], -1 where a row has none (it is then drawn as by `sample`);
         draft_probs: q, float [R, V], rows without a draft not read; None: q is 1 at the draft.
         """
-        ...
 
     def verify(self, tokens: torch.Tensor, drafts: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """How many tokens each row gives: int32 [R], at least 1.
@@ -365,7 +353,23 @@ class Ops(Protocol):
         position, -1 at each row's last. start int64 [R + 1]; row r's positions are start[r] .. start[r + 1] - 1. A row
         gives its tokens up to and with the first that is not the draft after it.
         """
-        ...
+
+    def verify_tree(
+        self, tokens: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, start: torch.Tensor, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The path of each row through its tree of drafts that agrees with what was drawn.
+
+        Where drafts are certain and those that follow one token differ, drawing from the target at each node and going
+        on to the draft that was drawn is rejection sampling over all of them (SpecInfer, Miao et al. 2024, with q = 1).
+
+        tokens int32 [n]; what was drawn at each position. drafts int32 [n]; the draft that was computed there, not read
+        at each row's first. parents int64 [n]; the position, of all n, that each follows: one of its row before it, -1
+        at each row's first. start int64 [R + 1], as in `verify`. depth: the most drafts that follow one another.
+
+        Returns (counts int32 [R], path int64 [R, depth + 1]): from its first position a row goes on to the first of
+        those that follow and whose draft is the token drawn, as long as there is one. counts says how many positions
+        that are, path which; past its count it repeats the last.
+        """
 
     def place_tokens(
         self, tokens: torch.Tensor, broken: torch.Tensor, table: torch.Tensor, slot: torch.Tensor, place: torch.Tensor
@@ -373,9 +377,8 @@ class Ops(Protocol):
         """Write drawn tokens int32 [R] where the next step reads them, table[slot[i], place[i]], and give them back as
         the host is to see them: a new tensor int32 [R], with `engine.types.plan.BROKEN` where broken[i].
 
-        table int32 [slots, L]; slot, place int64 [R], no place twice; broken bool [R].
+        table int32 [slots, L]; slot, place int64 [R]; of a place that is there twice any; broken bool [R].
         """
-        ...
 
     def logprobs(
         self, logits: torch.Tensor, tokens: torch.Tensor, k: int
@@ -385,4 +388,3 @@ class Ops(Protocol):
         logits [m, V], tokens int [m] -> (chosen float32 [m], rank int32 [m], top_ids int32 [m, k], top_values
         float32 [m, k]); rank counts the tokens with a larger logit, plus 1.
         """
-        ...

@@ -135,7 +135,6 @@ class Platform(Protocol):
     @property
     def device(self) -> torch.device:
         """Where tensors live."""
-        ...
 
     def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
         """Row counts that decode steps are padded up to, ascending; empty: no padding, every size runs as it is.
@@ -143,7 +142,6 @@ class Platform(Protocol):
         tokens_per_row: 1, and where the card says that it `captures_drafts` each number of tokens, a row's last one
         and its drafts, with which steps may be captured.
         """
-        ...
 
     def capture(
         self, fn: Callable[[], None], key: CaptureKey | None, trial: Trial | None = None
@@ -161,7 +159,6 @@ class Platform(Protocol):
 
         Raises ContractError where `fn` does what the platform cannot capture, or its replay gives something else.
         """
-        ...
 
     def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
         """What to spend on the KV pool where the user names no number; called once, after the weights are loaded.
@@ -171,26 +168,22 @@ class Platform(Protocol):
             utilization: the share of the device's memory, 0 to 1, that the engine may take: weights, steps and pool;
                 None for the platform's default. Ranks that share a device divide it.
         """
-        ...
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
         """The KV pool: uint8 [num_pages, page_bytes], zeroed.
 
         Raises EngineError(KVCacheTooSmallError) with the sizes where the memory cannot be had.
         """
-        ...
 
     def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
         """Copy a host tensor into a device buffer of the same shape, in order with the work queued after it.
 
         The host tensor may be changed as soon as this returns: a copy that goes on must have staged it.
         """
-        ...
 
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> Fetch:
         """Start copying small results back, as the work queued so far leaves them; `Fetch.wait` gives them as host
         tensors. Nothing may write to them before the copy is done: they are the caller's alone."""
-        ...
 
 
 class Fetch(Protocol):
@@ -198,8 +191,6 @@ class Fetch(Protocol):
 
     def done(self) -> bool:
         """True once `wait` would not block."""
-        ...
 
     def wait(self) -> tuple[torch.Tensor, ...]:
         """The tensors on the host, in the order asked."""
-        ...

@@ -57,15 +57,12 @@ class ReasoningStream(Protocol):
     @property
     def thinking(self) -> bool:
         """Whether, as far as is known, what comes next belongs to the thoughts."""
-        ...
 
     def push(self, text: str) -> ReasoningDelta:
         """More of the text. Takes time in proportion to its length, whatever came before."""
-        ...
 
     def finish(self) -> ReasoningDelta:
         """The text has ended: what was held back."""
-        ...
 
 
 class ReasoningParser(Protocol):
@@ -80,4 +77,3 @@ class ReasoningParser(Protocol):
             prompt: the end of the rendered prompt, at least a thousand characters of it where it is as long: templates
                 open, or close, the thoughts there.
         """
-        ...

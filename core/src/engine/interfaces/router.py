@@ -68,12 +68,9 @@ class Router(Protocol):
         Returns:
             `RankLoad.rank` of one of `ranks`. Anything else, and any exception, ends the requests with an error.
         """
-        ...
 
     def rank_died(self, rank: int) -> None:
         """Forget this rank. Should it be offered again, another core with an empty cache stands in its place."""
-        ...
 
     def cache_reset(self) -> None:
         """Every rank has forgotten its prefix cache."""
-        ...

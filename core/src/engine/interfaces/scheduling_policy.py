@@ -27,17 +27,14 @@ class Schedulable(Protocol):
     @property
     def priority(self) -> int:
         """The user's; lower values are more urgent, 0 where the request names none."""
-        ...
 
     @property
     def arrival_time(self) -> float:
         """Seconds since the epoch, by a clock that is never set back."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """Known so far, prompt and output."""
-        ...
 
 
 RequestT = TypeVar("RequestT", bound=Schedulable)
@@ -50,23 +47,18 @@ class SchedulingPolicy(Protocol[RequestT]):
 
     def push(self, request: RequestT) -> None:
         """A new request arrives."""
-        ...
 
     def push_front(self, request: RequestT) -> None:
         """A request that was preempted, or that could not be placed, goes back before those that came after it."""
-        ...
 
     def peek(self) -> RequestT | None:
         """The next request, which stays in the queue; None when it is empty."""
-        ...
 
     def pop(self) -> RequestT:
         """Take the request that `peek` shows. Raises IndexError when the queue is empty."""
-        ...
 
     def remove(self, request: RequestT) -> None:
         """Take out a request that was aborted. Raises KeyError where it is not queued."""
-        ...
 
     def victim(self, running: Sequence[RequestT], pages: Sequence[int]) -> RequestT:
         """The running request to preempt.
@@ -76,10 +68,8 @@ class SchedulingPolicy(Protocol[RequestT]):
             pages: for each of them the KV pages that would come free: those that no other request holds. Where it is 0
                 for one, nothing is won by preempting that one alone.
         """
-        ...
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[RequestT]:
         """All waiting requests, in no stated order."""
-        ...

@@ -13,15 +13,31 @@ no difference to what is told all in all. Text that begins like a call and is no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from engine.plugin import Card
-from engine.types.tools import FunctionTool
 
 if TYPE_CHECKING:
     from engine.interfaces.context import FrontContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionTool:
+    """A function that a model may call, as a request offers it.
+
+    Args:
+        name: as the model calls it.
+        description: what it does; may be empty.
+        parameters: the JSON schema of its arguments, which are an object.
+        strict: the arguments must follow the schema, by a constraint on what the model may write.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +141,9 @@ class ToolStream(Protocol):
 
     def push(self, text: str) -> Sequence[ToolEvent]:
         """More of the text. Takes time in proportion to its length, whatever came before."""
-        ...
 
     def finish(self) -> Sequence[ToolEvent]:
         """The text has ended: what was held back. Calls that are not complete are broken."""
-        ...
 
 
 class ToolParser(Protocol):
@@ -143,32 +157,6 @@ class ToolParser(Protocol):
         A name that is not among them is told like any other where markers make plain that it is a call; a form without
         markers takes the text for content.
         """
-        ...
 
     def form(self, tools: Sequence[FunctionTool]) -> CallForm | None:
         """How calls of these tools are written, for grammars; None where that is no text around JSON arguments."""
-        ...
-
-
-class WholeCall(NamedTuple):
-    """A call with all its arguments, a JSON object as text."""
-
-    name: str
-    arguments: str
-    call_id: str = ""
-
-
-def whole(events: Iterable[ToolEvent]) -> tuple[str, list[WholeCall]]:
-    """All events of an answer as (content, calls). Calls that broke are content, as the model wrote them."""
-    content: list[str] = []
-    calls: dict[int, tuple[ToolCallDelta, list[str]]] = {}
-    for event in events:
-        if isinstance(event, str):
-            content.append(event)
-        elif isinstance(event, BrokenCall):
-            calls.pop(event.call, None)
-            content.append(event.text)
-        else:
-            calls.setdefault(event.call, (event, []))[1].append(event.arguments)
-    made = [WholeCall(first.name, "".join(pieces), first.call_id) for first, pieces in calls.values()]
-    return "".join(content), made

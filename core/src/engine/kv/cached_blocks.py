@@ -16,7 +16,7 @@ from collections.abc import Sequence as Sequences
 
 import numpy as np
 
-from engine.kv.hashing import Digest, Hashed, extend_hashes, first_media, partial_hash
+from engine.kv.hashing import Digest, Hashed, extend_hashes, partial_hash
 from engine.kv.index import PrefixIndex
 from engine.kv.matching import Hit, PartialBlock, RunningTokens, Sequence
 from engine.kv.pool import PagePool
@@ -33,7 +33,7 @@ class CachedBlocks:
 
     Args:
         index, pool: the manager's.
-        tables: those that grow with the sequence. Pages of others are shared whole, never copied.
+        tables: the manager's.
         block_size: tokens of a block.
         digest: the hash function.
         num_slots: slots.
@@ -108,15 +108,14 @@ class CachedBlocks:
         for i, (slot, blocks) in enumerate(zip(slots.tolist(), end.tolist(), strict=True)):
             held = sequences[slot]
             assert held is not None
-            hashes, media = held.hashes, held.media
-            if len(hashes) == blocks - 1 and not media:
+            hashes = held.hashes
+            if len(hashes) == blocks - 1:
                 before = hashes[-1] if hashes else held.root
                 hashes.append(digest(before + data[4 * i * size : 4 * (i + 1) * size]))
             else:
-                extend_hashes(hashes, held.root, tokens[slot, : blocks * size], size, digest=digest, media=media)
+                extend_hashes(hashes, held.root, tokens[slot, : blocks * size], size, digest=digest)
             mine.append(held)
-            if not media:
-                self.tail_hash[slot] = hashes[blocks - 1]
+            self.tail_hash[slot] = hashes[blocks - 1]
         for table in self._tables:
             first = np.maximum(start, table.first_block[slots])
             row, block = spans(first, np.maximum(end - first, 0))
@@ -125,6 +124,13 @@ class CachedBlocks:
             parents = table.pages[of_row, block - 1]
             parents[(block == table.first_block[of_row]) | ~self._pool.committed[parents]] = NULL_PAGE
             self._cache_blocks(table, mine, slots, tokens, row, block, table.pages[of_row, block], parents)
+
+    def cache_loaded(self, table: int, held: Hashed, tokens: np.ndarray, blocks: np.ndarray, pages: np.ndarray) -> None:
+        """Put blocks of a sequence without a slot, int [n], ascending, into the prefix cache: these pages of a table
+        hold them. tokens: int32 [m]; the sequence's, with hashes of all its full blocks."""
+        row = np.zeros(blocks.size, np.int64)
+        before = np.zeros(blocks.size, np.int32)
+        self._cache_blocks(self._tables[table], [held], row[:1], tokens[None], row, blocks, pages, before)
 
     def _cache_blocks(
         self,
@@ -175,9 +181,7 @@ class CachedBlocks:
         size, add = self._block_size, self._index.children.add
         data = tokens[slots[:, None], ((blocks + 1) * size)[:, None] - self._block_places].tobytes()
         for i, ((sequence, block), page) in enumerate(zip(held, pages.tolist(), strict=True)):
-            media, hashes = sequence.media, sequence.hashes
-            if media and first_media(media, block * size, (block + 1) * size) < (block + 1) * size:
-                continue
+            hashes = sequence.hashes
             parent = hashes[block - 1] if block else sequence.root
             add((data[4 * i * size : 4 * (i + 1) * size], hashes[block], parent, page))
 
@@ -206,8 +210,6 @@ class CachedBlocks:
         """The hit with the longest partial block that can be had, of at most `max_tokens` tokens in all."""
         start = hit.num_tokens
         most = min(self._block_size, max_tokens - start) if self._has_partial else 0
-        if sequence.media:
-            most = first_media(sequence.media, start, start + most) - start
         if most < 1:
             return hit
         parent = sequence.before(start // self._block_size)
@@ -252,10 +254,10 @@ class CachedBlocks:
                 return PartialBlock(n, sources, cached=False)
         return best
 
-    def hashes_of(self, sequence: Sequence, first: int = 0) -> set[bytes]:
-        """The hashes under which full and partly filled blocks of this sequence may be cached, from block `first`."""
-        size, found = self._block_size, set(sequence.hashes[first:])
-        for block in range(first, min(-(-sequence.tokens.size // size), len(sequence.hashes) + 1)):
+    def hashes_of(self, sequence: Sequence) -> set[bytes]:
+        """The hashes under which full and partly filled blocks of this sequence may be cached."""
+        size, found = self._block_size, set(sequence.hashes)
+        for block in range(min(-(-sequence.tokens.size // size), len(sequence.hashes) + 1)):
             tokens = sequence.tokens[block * size : (block + 1) * size].tobytes()
             children = self._index.children.beginnings(sequence.before(block), tokens)
             found.update(hashed for _, hashed, _, _ in children)
@@ -270,8 +272,6 @@ class CachedBlocks:
         last = length // size
         start = last * size
         if not self._has_partial or start == length or any(table.first_block[slot] > last for table in self._tables):
-            return
-        if sequence.media and first_media(sequence.media, start, length) < length:
             return
         index, pool, tokens = self._index, self._pool, sequence.tokens[start:]
         parent = sequence.before(last)

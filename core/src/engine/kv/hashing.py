@@ -2,24 +2,26 @@
 
 Chained hashing of blocks as in vLLM's automatic prefix caching. What is hashed, for a block:
 
-    the parent's hash, the ids as little-endian int32, then for each media span that overlaps the block
-    the span's place from the block's start (little-endian int64) and its hash
+    the parent's hash, the ids as little-endian int32
 
-and for what stands before a sequence's first block: the adapter's id, the cache salt and the encoder's input, where
-there are any. The function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
+and for what stands before a sequence's first block: the adapter's id and the cache salt, where there are any. The
+function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import msgspec
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from engine.types.request import EncoderInput
+from engine.types.errors import CheckpointError
+from engine.types.start import WorkerStart
 
 Digest = Callable[[bytes], bytes]
 """From bytes to their hash."""
@@ -33,62 +35,31 @@ HASH_FUNCTIONS: Mapping[str, Digest] = MappingProxyType({"xxhash": xxh3_128_dige
 """By their names in `--prefix-caching-hash-algo`."""
 
 
-class MediaSpan(NamedTuple):
-    """Tokens that stand for media.
-
-    Args:
-        start, end: tokens start .. end - 1 of the sequence.
-        hash: of the media's content.
-    """
-
-    start: int
-    end: int
-    hash: bytes
-
-
 class Hashed(Protocol):
-    """A sequence with the hashes of its full blocks, as far as they were needed, and its root.
-
-    lora_id, media: see `root_hash` and `extend_hashes`.
-    """
+    """A sequence with the hashes of its full blocks, as far as they were needed, and its root; see `root_hash`."""
 
     hashes: list[bytes]
     root: bytes
     lora_id: str | None
-    media: tuple[MediaSpan, ...]
 
 
-def root_hash(
-    cache_salt: str | None,
-    lora_id: str | None = None,
-    digest: Digest = xxh3_128_digest,
-    encoder: EncoderInput | None = None,
-) -> bytes:
+def root_hash(cache_salt: str | None, lora_id: str | None = None, digest: Digest = xxh3_128_digest) -> bytes:
     """The hash that stands before a sequence's first block: equal for requests that may share pages.
 
     Args:
         cache_salt: requests with different salts share nothing.
         lora_id: of the adapter that computes the keys and values; None for the model alone.
-        encoder: input that all hidden states depend on; None where there is none.
     """
     parts = b""
     for name, value in ((b"lora", lora_id), (b"salt", cache_salt)):
         if value is not None:
             data = value.encode("utf-8", "surrogatepass")
             parts += b"%s %d " % (name, len(data)) + data
-    if encoder is not None:
-        parts += b"encoder %d %d " % (encoder.num_tokens, len(encoder.hash)) + encoder.hash
     return digest(parts)
 
 
 def extend_hashes(
-    hashes: list[bytes],
-    root: bytes,
-    tokens: np.ndarray,
-    block_size: int,
-    *,
-    digest: Digest = xxh3_128_digest,
-    media: tuple[MediaSpan, ...] = (),
+    hashes: list[bytes], root: bytes, tokens: np.ndarray, block_size: int, *, digest: Digest = xxh3_128_digest
 ) -> None:
     """Append the hashes of the full blocks that `hashes` does not cover yet, in place.
 
@@ -97,7 +68,6 @@ def extend_hashes(
         root: of the sequence.
         tokens: int32 [n]; the sequence from its start. A last, partly filled block is left out.
         block_size: tokens of one block.
-        media: spans of the sequence, in order; a block mixes in those that overlap it.
     """
     start, end = len(hashes), len(tokens) // block_size
     if start >= end:
@@ -105,15 +75,8 @@ def extend_hashes(
     data = tokens[start * block_size : end * block_size].astype("<i4", copy=False).tobytes()
     step = 4 * block_size
     parent = hashes[-1] if hashes else root
-    if not media:
-        for offset in range(0, len(data), step):
-            parent = digest(parent + data[offset : offset + step])
-            hashes.append(parent)
-        return
-    for block in range(start, end):
-        offset = (block - start) * step
-        first = block * block_size
-        parent = digest(parent + data[offset : offset + step] + _media_key(media, first, first + block_size))
+    for offset in range(0, len(data), step):
+        parent = digest(parent + data[offset : offset + step])
         hashes.append(parent)
 
 
@@ -122,14 +85,36 @@ def partial_hash(parent: bytes, tokens: np.ndarray, *, digest: Digest = xxh3_128
     return digest(parent + tokens.astype("<i4", copy=False).tobytes())
 
 
-def first_media(media: tuple[MediaSpan, ...], start: int, end: int) -> int:
-    """The first of tokens start .. end - 1 that stands for media; `end` where none does."""
-    return min((max(span.start, start) for span in media if span.end > start and span.start < end), default=end)
+PLACES, WINDOW = 1024, 4096
+"""Of a file of weights so many parts are read, of so many bytes."""
 
 
-def _media_key(media: tuple[MediaSpan, ...], first: int, end: int) -> bytes:
-    return b"".join(
-        (span.start - first).to_bytes(8, "little", signed=True) + span.hash
-        for span in media
-        if span.start < end and span.end > first
-    )
+def engine_identity(start: WorkerStart) -> bytes:
+    """What pages hold beside tokens, in 32 bytes: see `CoreContext.identity`. The same for every rank.
+
+    Of the weights it reads evenly spaced parts: two checkpoints that differ between these alone are taken for one.
+    Raises CheckpointError for a file that cannot be read.
+    """
+    found, files = sha256(), [start.files, *(draft.files for draft in start.drafts)]
+    for name in sum((one.weights for one in files), ()):
+        try:
+            with open(name, "rb", buffering=0) as file:
+                size = file.seek(0, os.SEEK_END)
+                found.update(b"%d " % size)
+                for offset in (*range(0, size, max(WINDOW, size // PLACES)), max(0, size - WINDOW)):
+                    file.seek(offset)
+                    found.update(file.read(WINDOW))
+        except OSError as error:
+            remedy = "see that the engine may read it, and that it is whole"
+            raise CheckpointError(f"identify the weights in {name}", error.strerror or str(error), remedy) from error
+    drivers = [
+        (choice.point, choice.kind, choice.driver, choice.distribution, choice.version, choice.options)
+        for choice in sum((draft.choices for draft in start.drafts), start.choices)
+        if choice.point in ("checkpoint", "model", "quantization")
+    ]
+    made_of = [("" if one.weights else one.name) for one in files]
+    dtypes = start.dtype, start.kv_cache_dtype or start.dtype
+    configs = [start.model.config, *(draft.model.config for draft in start.drafts)]
+    facts = configs, made_of, dtypes, start.layout, start.parallel, drivers
+    found.update(msgspec.json.encode(facts, order="sorted"))
+    return found.digest()

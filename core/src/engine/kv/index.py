@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,16 +17,27 @@ BlockKey = bytes
 """A block's hash and, after it, its KV table."""
 
 
+def table_suffix(table: int) -> bytes:
+    """What stands behind the hash in a key."""
+    return table.to_bytes(2, "little") if table else b""
+
+
 class PrefixIndex:
-    """Block keys to pages and back. A page stands under one key at most, and a key names one page at most."""
+    """Block keys to pages and back. A page stands under one key at most, and a key names one page at most.
+
+    Attributes:
+        retention: what requests retain (`engine_kit.kv_retention`); None: nothing, for the reason in `retains_not`.
+    """
 
     def __init__(self, num_pages: int, num_tables: int) -> None:
         self._pages: dict[BlockKey, int] = {}
         self._keys: list[BlockKey | None] = [None] * num_pages
-        self._suffixes = [b"" if table == 0 else table.to_bytes(2, "little") for table in range(num_tables)]
+        self._suffixes = [table_suffix(table) for table in range(num_tables)]
         self.page_of = self._pages.get
         self.children = RadixChildren(num_pages)
         self.events: KVEventLog | None = None
+        self.retention: Any = None
+        self.retains_not = "it has no engine-kit"
 
     def key(self, hashed: bytes, table: int) -> BlockKey:
         """The key of the block of a table that ends where this hash does."""
@@ -73,6 +84,12 @@ class PrefixIndex:
             del named[key]
             keys[page] = None
         self.children.forget(gone)
+        if self.retention is not None:
+            self.retention.lost(pages)
+
+    def retained(self) -> np.ndarray:
+        """bool [num_pages]: which pages requests retain."""
+        return np.zeros(len(self._keys), bool) if self.retention is None else self.retention.of_pages()
 
     def clear(self) -> None:
         """Forget everything."""
@@ -81,6 +98,8 @@ class PrefixIndex:
         self._pages.clear()
         self._keys = [None] * len(self._keys)
         self.children.clear()
+        if self.retention is not None:
+            self.retention.clear()
 
     def check_integrity(self, committed: np.ndarray) -> None:
         """Raise AssertionError unless keys and pages agree with each other and with `committed`, bool [num_pages]."""
@@ -89,6 +108,8 @@ class PrefixIndex:
         assert len(held) == len(self._pages), "a page stands under a key that the index does not know"
         assert held == set(np.flatnonzero(committed).tolist()), "committed pages are not those of the index"
         self.children.check_integrity(committed)
+        if self.retention is not None:
+            self.retention.check_integrity(committed)
 
 
 RadixChild = tuple[bytes, bytes, bytes, int]

@@ -37,12 +37,7 @@ class _Lifetime(NamedTuple):
 
 
 def make_layout(
-    sites: Sequence[KVSpec],
-    *,
-    block_size: int,
-    kv_itemsize: int,
-    tokens_per_page: Mapping[str, int],
-    size: int = 1,
+    sites: Sequence[KVSpec], *, block_size: int, kv_itemsize: int, tokens_per_page: Mapping[str, int], size: int = 1
 ) -> KVLayout:
     """Cut one pool for all layers.
 
@@ -69,8 +64,6 @@ def make_layout(
     for spec in dict.fromkeys(sites):
         _check(spec)
     kinds = dict.fromkeys(spec.kind for spec in sites)
-    if list(kinds) == ["cross"]:
-        raise ConfigError("a KV cache of cross-attention alone", "no layer keeps anything of the decoder's own tokens")
     tokens = math.lcm(block_size, *(_wanted_tokens(kind, block_size, tokens_per_page) for kind in kinds))
     states = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind == "state"]
     others = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind not in ("state", "encoder")]
@@ -92,14 +85,14 @@ def make_layout(
 
 
 def _lifetimes(sites: Sequence[KVSpec], layer_bytes: Sequence[int]) -> list[_Lifetime]:
-    """In the order of their first layers, "cross" last."""
+    """In the order of their first layers."""
     found: dict[tuple[KVKind, int | None], list[int]] = {}
     for site, spec in enumerate(sites):
         if spec.kind != "encoder":
             kind: KVKind = "full" if spec.kind == "mla" else spec.kind
             found.setdefault((kind, 2 if kind == "state" else spec.sliding_window), []).append(site)
     lifetimes = []
-    for (kind, window), members in sorted(found.items(), key=lambda entry: entry[0][0] == "cross"):
+    for (kind, window), members in found.items():
         members.sort(key=lambda site: (-layer_bytes[site], sites[site].model))
         lifetimes.append(_Lifetime(kind, window, members, [layer_bytes[site] for site in members]))
     return lifetimes
@@ -134,12 +127,13 @@ def _groups(
     groups: list[KVGroup] = []
     offset = 0
     for spec, of_form in forms.items():
+        ranks = size if spec.divided else 1
         groups.append(
             KVGroup(
                 index=first + len(groups),
                 kind=spec.kind,
                 sites=tuple(sorted(of_form)),
-                num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size) if spec.kind != "state" else 0,
+                num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, ranks) if spec.kind != "state" else 0,
                 head_size=spec.head_size,
                 sliding_window=spec.sliding_window,
                 tokens_per_block=tokens,
@@ -147,7 +141,7 @@ def _groups(
                 table=table,
                 offset=offset,
                 model=spec.model,
-                num_q_heads=spec.num_q_heads // size,
+                num_q_heads=spec.num_q_heads // ranks,
                 rope_size=spec.rope_size,
             )
         )
@@ -163,7 +157,6 @@ def _check(spec: KVSpec) -> None:
         "full": attends,
         "sliding": attends and windowed,
         "mla": spec.num_kv_heads == 1 and 0 <= spec.rope_size < spec.head_size,
-        "cross": attends,
         "encoder": attends,
         "state": spec.num_kv_heads == spec.head_size == 0 and len(spec.states) > 0,
     }
@@ -179,6 +172,7 @@ def _check(spec: KVSpec) -> None:
 
 def _layer_bytes(spec: KVSpec, num_tokens: int, itemsize: int, size: int) -> int:
     """Bytes of one layer of a rank in a page with so many tokens."""
+    size = size if spec.divided else 1
     if spec.kind == "encoder":
         return 0
     if spec.kind == "state":

@@ -10,24 +10,23 @@ done.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from collections.abc import Sequence as Sequences
-from collections.abc import Set
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from engine.kv.cached_blocks import CachedBlocks
-from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes, root_hash
+from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes
 from engine.kv.index import BlockKey, KVEventLog, PrefixIndex
-from engine.kv.leases import Leases
-from engine.kv.matching import CrossTables, Hit, RunningTokens, Sequence, match, no_hit
+from engine.kv.matching import Hit, RunningTokens, Sequence, match, no_hit
 from engine.kv.pool import PagePool
+from engine.kv.reuse import Reuses
 from engine.kv.tables import BlockTable, spans
 from engine.types.kv import KVLayout
-from engine.types.request import EncoderInput
 
 if TYPE_CHECKING:
-    from engine.interfaces.evictor import Evictor
+    from engine.interfaces.evictor import Evictor, ReusingEvictor
 
 
 class KVManager:
@@ -41,11 +40,11 @@ class KVManager:
         evictor: orders what is given up.
         enable_prefix_caching: False: nothing is hashed, committed or found.
         hash_algo: a name in `engine.kv.hashing.HASH_FUNCTIONS`.
-        max_encoder_len: tokens of the longest encoder input.
+        reuses: the evictor finds what is no prefix, too; of one table with prefix caching.
 
     Attributes:
-        tables: one for each of the layout's. The first ones, `growing`, hold the sequences' own tokens; the others,
-            `cross`, those of their encoder inputs.
+        tables: one for each of the layout's.
+        reuses: what it finds; None where it does not.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class KVManager:
         evictor: Evictor,
         enable_prefix_caching: bool = True,
         hash_algo: str = "xxhash",
-        max_encoder_len: int = 0,
+        reuses: bool = False,
     ) -> None:
         assert all(table.tokens_per_block == layout.block_size for table in layout.tables)
         self.layout = layout
@@ -66,31 +65,23 @@ class KVManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.index = PrefixIndex(num_pages, len(layout.tables))
         self.pool = PagePool(num_pages, self.index, evictor)
-        self.growing = tuple(BlockTable(table, max_num_seqs, max_model_len) for table in layout.growing)
-        others = layout.tables[len(self.growing) :]
-        cross = tuple(BlockTable(table, max_num_seqs, max_encoder_len) for table in others)
-        self.tables = self.growing + cross
-        self._sliding = tuple(table for table in self.growing if table.window is not None)
+        self.tables = tuple(BlockTable(table, max_num_seqs, max_model_len) for table in layout.tables)
+        self._sliding = tuple(table for table in self.tables if table.window is not None)
         self.num_resets = 0
-        self.leases = Leases(self.pool)
         self.digest = HASH_FUNCTIONS[hash_algo]
-        self.cross = CrossTables(cross, self.index, self.pool, self.digest, max_encoder_len)
-        self.blocks = CachedBlocks(self.index, self.pool, self.growing, self.block_size, self.digest, max_num_seqs)
+        self.blocks = CachedBlocks(self.index, self.pool, self.tables, self.block_size, self.digest, max_num_seqs)
+        self.reuses: Reuses | None = None
+        if reuses:
+            self.reuses = Reuses(cast("ReusingEvictor", evictor), self.index, self.pool, *self.tables)
 
     # -- questions ----------------------------------------------------------------------------------------------------
-    def fits_at_all(self, num_tokens: int, encoder: EncoderInput | None = None) -> bool:
+    def fits_at_all(self, num_tokens: int) -> bool:
         """Whether a request of this length could be computed with the whole pool to itself."""
-        return self.pages_at_least(num_tokens, encoder) <= self.pool.num_usable
+        return self.pages_at_least(num_tokens) <= self.pool.num_usable
 
-    def pages_at_least(self, num_tokens: int, encoder: EncoderInput | None = None) -> int:
+    def pages_at_least(self, num_tokens: int) -> int:
         """Pages that a request of this length needs, computed one token at a time."""
-        return sum(table.most_live(num_tokens, 1) for table in self.growing) + self.cross.pages(encoder)
-
-    def root_hash(
-        self, cache_salt: str | None, lora_id: str | None = None, encoder: EncoderInput | None = None
-    ) -> bytes:
-        """See `engine.kv.hashing.root_hash`."""
-        return root_hash(cache_salt, lora_id, self.digest, encoder)
+        return sum(table.most_live(num_tokens, 1) for table in self.tables)
 
     def match(
         self,
@@ -100,7 +91,7 @@ class KVManager:
         planned: Set[BlockKey] = frozenset(),
     ) -> Hit:
         """The longest cached prefix: whole blocks (`engine.kv.matching.match`), then a partial block
-        (`engine.kv.cached_blocks`). Where blocks of its encoder input are not cached, nothing is found.
+        (`engine.kv.cached_blocks`).
 
         Args:
             sequence: its hashes are extended in place where more are needed.
@@ -108,27 +99,20 @@ class KVManager:
             running: the tokens of all slots; without it no partial blocks of running requests are found.
             planned: keys of blocks that the plan under construction computes.
         """
-        if not self.cross.tables:
-            return self._match(sequence, max_tokens, running, planned)
-        found, cross = self.cross.find(sequence, planned, look=self.enable_prefix_caching)
-        hit = self._match(sequence, max_tokens if found else 0, running, planned)
-        return Hit(hit.num_tokens, hit.tables + cross, hit.partial)
-
-    def _match(self, sequence: Sequence, max_tokens: int, running: RunningTokens | None, planned: Set[BlockKey]) -> Hit:
-        hit = no_hit(self.growing)
-        if not self.enable_prefix_caching:
-            return hit
-        hashes, root, tokens, media, _, _ = sequence
-        extend_hashes(hashes, root, tokens, self.block_size, digest=self.digest, media=media)
-        if hashes:
-            hit = match(self.index, planned, self.growing, hashes, block_size=self.block_size, max_tokens=max_tokens)
-        return self.blocks.extend(hit, sequence, max_tokens, running)
+        hit, size = no_hit(self.tables), self.block_size
+        if self.enable_prefix_caching:
+            hashes = sequence.hashes
+            extend_hashes(hashes, sequence.root, sequence.tokens, size, digest=self.digest)
+            if hashes:
+                hit = match(self.index, planned, self.tables, hashes, block_size=size, max_tokens=max_tokens)
+            hit = self.blocks.extend(hit, sequence, max_tokens, running)
+        return hit
 
     def pages_for_prompt(self, num_tokens: int, chunk: int, hit: Hit) -> int:
         """Pages that admitting a request takes from those available: its new pages until all `num_tokens` tokens are
         computed in chunks of `chunk`, and what the hit takes."""
         pages = self.pages_taken_by(hit)
-        for table, found in zip(self.growing, hit.tables, strict=False):
+        for table, found in zip(self.tables, hit.tables, strict=True):
             pages += max(0, table.most_live(num_tokens, chunk) - found.pages.size)
         return pages
 
@@ -136,7 +120,7 @@ class KVManager:
         """Pages that a slot still needs until all its `num_tokens` tokens are computed in chunks of `chunk`."""
         return sum(
             max(0, table.most_live(num_tokens, chunk) - int(table.num_blocks[slot] - table.first_block[slot]))
-            for table in self.growing
+            for table in self.tables
         )
 
     def pages_held_alone(self, slots: np.ndarray) -> np.ndarray:
@@ -160,16 +144,16 @@ class KVManager:
                 self.pool.release(pages, last_steps[places])
 
     def decode_need(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Which slots need a page to compute the one token at their position: bool [growing tables, n]."""
-        need = np.empty((len(self.growing), slots.size), bool)
-        for of_table, table in zip(need, self.growing, strict=True):
+        """Which slots need a page to compute the one token at their position: bool [tables, n]."""
+        need = np.empty((len(self.tables), slots.size), bool)
+        for of_table, table in zip(need, self.tables, strict=True):
             np.less_equal(table.num_blocks[slots] * table.tokens_per_block, positions, out=of_table)
         return need
 
     def extend_need(self, slots: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Pages that each slot needs to have room for `ends` tokens, int [n]: int [growing tables, n]."""
-        blocks = [(ends - 1) // table.tokens_per_block + 1 for table in self.growing]
-        have = [table.num_blocks[slots] for table in self.growing]
+        """Pages that each slot needs to have room for `ends` tokens, int [n]: int [tables, n]."""
+        blocks = [(ends - 1) // table.tokens_per_block + 1 for table in self.tables]
+        have = [table.num_blocks[slots] for table in self.tables]
         return np.stack([np.maximum(all_of - n, 0) for all_of, n in zip(blocks, have, strict=True)])
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
@@ -183,7 +167,7 @@ class KVManager:
         last_step: the last step that names the slots.
         """
         released = []
-        for table in self.growing:
+        for table in self.tables:
             blocks = (num_tokens - 1) // table.tokens_per_block + 1
             row, block = spans(blocks, table.num_blocks[slots] - blocks)
             if row.size:
@@ -212,9 +196,12 @@ class KVManager:
             self.blocks.cache_full_blocks(np.array([slot]), np.array([filled]), sequences, tokens)
             held = sequences[slot]
             assert held is not None
-            self.blocks.cache_partial_block(
-                slot, Sequence(held.hashes, held.root, tokens[slot, :filled], held.media, held.lora_id)
-            )
+            sequence = Sequence(held.hashes, held.root, tokens[slot, :filled], held.lora_id)
+            self.blocks.cache_partial_block(slot, sequence)
+            if self.reuses is not None:
+                self.reuses.remember(sequence)
+        if self.reuses is not None:
+            self.reuses.end(slot, last_step)
         for table in self.tables:
             self.pool.release(table.clear(slot), last_step)
         self.blocks.end(slot)
@@ -226,31 +213,24 @@ class KVManager:
         sequence: all its known tokens.
         """
         self.blocks.end(slot)
-        self._discard(self.blocks.hashes_of(sequence), sequence)
+        self._discard(self.blocks.hashes_of(sequence))
 
-    def forget(self, slot: int, sequence: Sequence, failed: np.ndarray, num_computed: int | None) -> None:
-        """Pages do not hold what they should, and a sequence was computed from them: nothing of its slot is cached any
-        more, nobody finds its blocks from there on, nor what others computed behind them. Who holds pages keeps them.
+    def forget(self, pages: np.ndarray) -> list[int]:
+        """These pages, int32 [n], do not hold what they should: nobody finds them, nor what chains on them. Who holds
+        pages keeps them. Returns the slots that hold some, or have reused some."""
+        cached = self.index.keys_of(np.unique(pages[self.pool.committed[pages]]))
+        hashes = {key[: len(self.digest(b""))] for key in cached}
+        hashes.update(self.index.children.below(hashes))
+        self._discard(hashes)
+        holders: set[int] = set() if self.reuses is None else self.reuses.readers(pages, hashes)
+        for table in self.tables:  # what has left a window since is still in the table
+            there = np.isin(table.pages, pages) & (np.arange(table.pages.shape[1]) < table.num_blocks[:, None])
+            holders.update(np.flatnonzero(there.any(axis=1)).tolist())
+        return sorted(holders)
 
-        Args:
-            slot: of the sequence; `sequence`: all its known tokens.
-            failed: int32; the pages.
-            num_computed: tokens that the cache or a load gave it when it entered the slot; None: it holds no pages now.
-        """
-        self.blocks.end(slot)
-        first = 0
-        if num_computed is not None:
-            first = num_computed // self.block_size
-            for table in self.growing:  # what has left a window since is still in the table
-                read = np.flatnonzero(np.isin(table.pages[slot, : table.num_blocks[slot]], failed))
-                first = min([first, *read[:1].tolist()])
-        hashes = self.blocks.hashes_of(sequence, first)
-        self._discard(hashes | self.index.children.below(hashes), sequence)
-
-    def _discard(self, hashes: Set[bytes], sequence: Sequence) -> None:
-        """Nobody finds blocks under these hashes, nor the sequence's encoder input."""
-        keys = [self.index.key(hashed, table.index) for table in self.growing for hashed in hashes]
-        keys += [key for table in self.cross.tables for key in self.cross.keys(sequence, table)]
+    def _discard(self, hashes: Iterable[bytes]) -> None:
+        """Nobody finds blocks under these hashes."""
+        keys = [self.index.key(hashed, table.index) for table in self.tables for hashed in hashes]
         pages = {page for key in keys if (page := self.index.page_of(key)) is not None}
         self.pool.discard(np.array(sorted(pages), np.int32))
 
@@ -272,28 +252,22 @@ class KVManager:
             assert (table.first_block <= table.num_blocks).all()
             for slot in np.flatnonzero(table.num_blocks).tolist():
                 np.add.at(refs, table.live(slot), 1)
-        self.leases.count(refs)
+        if self.reuses is not None:
+            self.reuses.count(refs)
         self.pool.check_integrity(refs)
         self.index.check_integrity(self.pool.committed)
 
-    def check_slot(self, slot: int, num_tokens: int, encoder: EncoderInput | None) -> None:
-        """Raise AssertionError unless the slot has blocks for so many tokens, and for its encoder input."""
+    def check_slot(self, slot: int, num_tokens: int) -> None:
+        """Raise AssertionError unless the slot has blocks for so many tokens."""
         for table in self.tables:
-            wanted = num_tokens if table.kind != "cross" else 0 if encoder is None else encoder.num_tokens
-            assert table.num_blocks[slot] == table.blocks(wanted), f"slot {slot} has not the blocks that it needs"
+            assert table.num_blocks[slot] == table.blocks(num_tokens), f"slot {slot} has not the blocks that it needs"
 
     # -- helpers, also of `engine.kv.reservation` ----------------------------------------------------------------------
     def pages_taken_by(self, hit: Hit) -> int:
         """Pages that using a hit takes from those available: its own that nobody holds, and new ones for what is to be
-        loaded or for the encoder's tokens."""
+        loaded."""
         pages = [table.pages for table in hit.tables]
         if hit.partial is not None:
             pages.append(hit.partial.sources)
         evictable = sum(int(np.count_nonzero(self.pool.evictable[of_table])) for of_table in pages)
-        return evictable + hit.num_missing + sum(self.missing_cross(hit))
-
-    def missing_cross(self, hit: Hit) -> list[int]:
-        """Pages that a request which enters a slot needs in each "cross" table for an input that is not cached."""
-        if not self.cross.tables:
-            return []
-        return [max(0, len(table.keys) - table.pages.size) for table in hit.tables[len(self.growing) :]]
+        return evictable + hit.num_missing

@@ -1,8 +1,8 @@
 """How much of a prompt is cached: one matcher for each kind of cache, and the length that all tables agree on.
 
 full: every block of the prefix must be there. sliding: only those that the last window sees. state: only the last one,
-which holds the state that goes on. cross: all blocks of the encoder's input. The longest prefix of whole blocks that
-satisfies all tables is taken, as vLLM's hybrid cache coordinator does.
+which holds the state that goes on. The longest prefix of whole blocks that satisfies all tables is taken, as vLLM's
+hybrid cache coordinator does.
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.kv.hashing import Digest, MediaSpan
 from engine.kv.index import BlockKey, PrefixIndex
-from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable
-from engine.types.errors import InvalidRequestError
-from engine.types.kv import NULL_PAGE
-from engine.types.request import EncoderInput
 
 
 class Sequence(NamedTuple):
@@ -29,17 +24,12 @@ class Sequence(NamedTuple):
         root: the hash before its first block.
         tokens: int32 [n]; its ids.
         lora_id: of the adapter, for events; `root` covers it.
-        media: spans of tokens that stand for media. Partial blocks hold none: equal ids are not equal
-            content there.
-        encoder: the encoder input; `root` covers it.
     """
 
     hashes: list[bytes]
     root: bytes
     tokens: np.ndarray
-    media: tuple[MediaSpan, ...] = ()
     lora_id: str | None = None
-    encoder: EncoderInput | None = None
 
     def before(self, block: int) -> bytes:
         """The hash that stands before a block."""
@@ -64,7 +54,7 @@ class TableHit(NamedTuple):
 
     Args:
         first_block: the first block taken; those before it have left the window.
-        keys: of the blocks taken, in order. Of a "cross" table all that the request has, also where none is taken.
+        keys: of the blocks taken, in order.
         pages: int32 [n]; their pages, 0 where the block is computed by the very step that is being planned.
     """
 
@@ -81,7 +71,7 @@ class PartialBlock(NamedTuple):
 
     Args:
         num_tokens: at least 1.
-        sources: int32 [growing tables]; the page of each that holds these tokens.
+        sources: int32 [tables]; the page of each that holds these tokens.
         cached: the pages are the prefix cache's; False: they belong to a running request.
     """
 
@@ -110,11 +100,6 @@ class Hit(NamedTuple):
         """Tokens in whole blocks, which are shared, not copied."""
         return self.num_tokens if self.partial is None else self.num_tokens - self.partial.num_tokens
 
-    @property
-    def fills_encoder(self) -> bool:
-        """Blocks of the encoder's tokens were not found: the request's first step computes them."""
-        return any(table.keys and not table.pages.size for table in self.tables)
-
     def whole_blocks(self) -> Hit:
         """Its whole blocks alone."""
         return Hit(self.num_whole, self.tables)
@@ -135,7 +120,7 @@ def match(
         index: committed blocks.
         planned: keys of blocks that earlier rows of the plan under construction compute; a step writes all keys and
             values of a layer before it reads any, so they count as cached.
-        tables: those that grow with a sequence.
+        tables: the manager's.
         hashes: of the prompt's full blocks.
         block_size: tokens of a block.
     """
@@ -192,73 +177,3 @@ def _runs(pages: list[int]) -> list[int]:
         run = run + 1 if page >= 0 else 0
         runs.append(run)
     return runs
-
-
-class CrossTables:
-    """The block tables of kind "cross", which hold the encoder's tokens: they grow with nothing, and are shared whole
-    or not at all.
-
-    A request with an encoder input gets all its blocks of these tables when it enters a slot, and keeps them until it
-    leaves. Its first step fills them, unless all of them are in the prefix cache. There they stand under the sequence's
-    root, which covers the input, and the block's index. What the decoder computes depends on the encoder, so a cached
-    prefix counts only beside them. Nobody who listens to cache events hears of them: they hold no tokens of a prompt.
-
-    Args:
-        tables: none where the model has no such layers.
-        index, pool: the manager's.
-        digest: the hash function.
-        max_encoder_len: tokens of the longest encoder input.
-    """
-
-    def __init__(
-        self, tables: tuple[BlockTable, ...], index: PrefixIndex, pool: PagePool, digest: Digest, max_encoder_len: int
-    ) -> None:
-        self.tables = tables
-        self._index = index
-        self._pool = pool
-        self._digest = digest
-        self._longest = max_encoder_len
-
-    def check(self, encoder: EncoderInput | None) -> None:
-        """Raise InvalidRequestError where no request of this model can have such an input."""
-        if encoder is None:
-            return
-        asked = f"add a request with an encoder input of {encoder.num_tokens} tokens"
-        if not self.tables:
-            raise InvalidRequestError(asked, "the model has no layers that read one", "leave it out")
-        if not 1 <= encoder.num_tokens <= self._longest:
-            raise InvalidRequestError(asked, f"the model reads 1 to {self._longest}", "send a shorter input")
-
-    def pages(self, encoder: EncoderInput | None) -> int:
-        """Pages that an input takes in all these tables."""
-        return 0 if encoder is None else sum(table.blocks(encoder.num_tokens) for table in self.tables)
-
-    def keys(self, sequence: Sequence, table: BlockTable) -> list[BlockKey]:
-        """Of all blocks that a sequence has in one table."""
-        if sequence.encoder is None:
-            return []
-        blocks = range(table.blocks(sequence.encoder.num_tokens))
-        hashes = (self._digest(sequence.root + block.to_bytes(4, "little")) for block in blocks)
-        return [self._index.key(hashed, table.index) for hashed in hashes]
-
-    def find(self, sequence: Sequence, planned: Set[BlockKey], look: bool) -> tuple[bool, tuple[TableHit, ...]]:
-        """Whether all blocks of a sequence are cached, and what each table takes: their pages, or none.
-
-        Args:
-            planned: keys of blocks that the plan under construction fills; they count as cached.
-            look: False: nothing is looked up.
-        """
-        if sequence.encoder is None:
-            return True, (_NONE,) * len(self.tables)
-        keys = [self.keys(sequence, table) for table in self.tables]
-        page_of = self._index.page_of
-        if look and all(page_of(key) is not None or key in planned for of_table in keys for key in of_table):
-            pages = (np.array([page_of(key) or NULL_PAGE for key in of_table], np.int32) for of_table in keys)
-            return True, tuple(TableHit(0, *of_table) for of_table in zip(keys, pages, strict=True))
-        return False, tuple(TableHit(0, of_table, _NONE.pages) for of_table in keys)
-
-    def commit(self, keys: list[BlockKey], pages: np.ndarray) -> None:
-        """A plan that is made fills these pages of one table; the index names them where it knows no others."""
-        new = self._index.add(keys, pages.tolist())
-        named = np.array([NULL_PAGE, *(self._index.page_of(key) for key in keys)], np.int32)
-        self._pool.commit(pages[new], named[new])

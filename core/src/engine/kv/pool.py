@@ -12,6 +12,7 @@ The evictor is told once a step (`take`), in arrays: commits, then touches, then
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -47,13 +48,14 @@ class PagePool:
         self.num_evicted = 0  # since start
         self._index = index
         self._evictor = evictor
-        self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its end is taken first
-        self._free = np.append(self._free, np.zeros(1, np.int32))
+        self._free = np.arange(num_pages - 1, NULL_PAGE - 1, -1, dtype=np.int32)  # a stack: its end is taken first
         self.num_free = num_pages - 1
         self._last_step = np.zeros(num_pages, np.int64)  # the last step that names the page, where it is not done
         self._deferred_until = np.zeros(num_pages, np.int64)  # 0: not deferred
         self._deferred_free: dict[int, list[np.ndarray]] = {}
         self._place = np.zeros(num_pages, np.int64)  # scratch of `_once`
+        self.leases: dict[int, np.ndarray] = {}  # those that have not been given back
+        self._lease_numbers = itertools.count(1)
         # What the evictor knows, and what it has still to be told.
         self._known = np.zeros(num_pages, bool)
         self._commits: list[tuple[np.ndarray, np.ndarray]] = []
@@ -79,7 +81,8 @@ class PagePool:
     def page_map(self) -> PageMap:
         """A copy of who holds what now, for monitors."""
         holders = np.minimum(self.refs, MOST_HOLDERS).astype(np.uint8)
-        return PageMap(holders=holders[NULL_PAGE + 1 :].tobytes(), cached=self.committed[NULL_PAGE + 1 :].tobytes())
+        told = {"holders": holders, "cached": self.committed, "retained": self._index.retained()}
+        return PageMap(**{name: of_pages[NULL_PAGE + 1 :].tobytes() for name, of_pages in told.items()})
 
     # -- held ---------------------------------------------------------------------------------------------------------
     def hold(self, pages: np.ndarray) -> None:
@@ -103,6 +106,22 @@ class PagePool:
         """One more holder for each of these pages, which others hold: they are given back by `release`."""
         assert (self.refs[pages] > 0).all()
         self.refs[pages] += 1
+
+    def lend(self, pages: np.ndarray, taken: bool = False) -> int:
+        """Keep these pages, as `pin`, none twice, until they are given back: a transfer reads them or writes into them,
+        whatever becomes of who held them. Returns the lease's number.
+
+        taken: they come from `take` or `hold`, which is undone when they are given back.
+        """
+        if not taken:
+            self.pin(pages)
+        lease = next(self._lease_numbers)
+        self.leases[lease] = pages
+        return lease
+
+    def give_back(self, lease: int) -> None:
+        """The transfer has ended, by itself or by its failure."""
+        self.release(self.leases.pop(lease), 0)
 
     def release(self, pages: np.ndarray, last_steps: np.ndarray | int) -> None:
         """One holder less for each of these pages, in the order of the sequence (a page may stand here twice).
@@ -231,12 +250,8 @@ class PagePool:
         self._index.forget(pages)
 
     def _bad_victims(self, found: str, asked: str) -> ContractError:
-        return ContractError(
-            asked,
-            f"the evictor {type(self._evictor).__name__} {found}",
-            "choose another evictor driver and tell its author",
-            point="evictor",
-        )
+        found = f"the evictor {type(self._evictor).__name__} {found}"
+        return ContractError(asked, found, "choose another evictor driver and tell its author", point="evictor")
 
     def tell_evictor(self) -> None:
         """What happened to evictable pages since the last time. `take` does it first; a step that takes nothing may."""
@@ -266,7 +281,11 @@ class PagePool:
         return pages if np.count_nonzero(first) == pages.size else pages[first]
 
     def check_integrity(self, expected_refs: np.ndarray) -> None:
-        """Raise AssertionError where states contradict each other or `expected_refs`, int [num_pages]."""
+        """Raise AssertionError where states contradict each other or `expected_refs`, int [num_pages], the holders
+        without leases."""
+        expected_refs = expected_refs.copy()
+        for lent in self.leases.values():
+            expected_refs[lent] += 1
         wrong = np.flatnonzero(self.refs != expected_refs)
         assert not wrong.size, f"reference counts of pages {wrong[:8]} are {self.refs[wrong[:8]]}"
         free = self._free[: self.num_free]
@@ -279,9 +298,8 @@ class PagePool:
         assert states[NULL_PAGE] == 0 and not self.committed[NULL_PAGE], "the null page was given out"
         assert int(self.evictable.sum()) == self.num_evictable
         assert int((self._deferred_until > 0).sum()) == self.num_deferred_free
-        assert (self._deferred_until[self._deferred_until > 0] > self.done_step).all(), (
-            "a page waits for a finished step"
-        )
+        waited_for = self._deferred_until[self._deferred_until > 0]
+        assert (waited_for > self.done_step).all(), "a page waits for a finished step"
         assert not self.committed[free].any() and self.committed[self.evictable].all()
         assert len(self._evictor) == int(self._known.sum()) + self._untold, "the evictor counts other pages"
         assert self.evictable[self._known].all()

@@ -15,10 +15,11 @@ from engine.kv.hashing import Hashed
 from engine.kv.index import BlockKey
 from engine.kv.manager import KVManager
 from engine.kv.matching import Hit, PartialBlock, RunningTokens, Sequence, TableHit
+from engine.kv.reuse import Reused
 from engine.kv.swap import SwapIn
 from engine.kv.tables import BlockTable, spans
 from engine.types.kv import NULL_PAGE
-from engine.types.plan import NewBlocks, PageCopies
+from engine.types.plan import NewBlocks, PageCopies, ReusedTokens
 
 _NO_LIMIT = np.iinfo(np.int32).max
 _NONE = np.empty(0, np.int32)
@@ -58,7 +59,7 @@ class Reservation:
         self._chunks: list[tuple[int, int, bool]] = []
         self._pages: list[np.ndarray] = []
         self._entries: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in kv.tables]
-        self._copies: list[tuple[np.ndarray, np.ndarray]] = []  # (sources, destinations), a page of each growing table
+        self._copies: list[tuple[np.ndarray, np.ndarray]] = []  # (sources, destinations), a page of each table
 
     # -- reserve ------------------------------------------------------------------------------------------------------
     @property
@@ -82,7 +83,7 @@ class Reservation:
 
         hit: for a request that has no slot yet (`slot` is then ignored).
         """
-        tables = self._kv.growing
+        tables = self._kv.tables
         have = [_blocks(table, slot, hit) for table in tables]
 
         def missing(end: int) -> int:
@@ -97,10 +98,14 @@ class Reservation:
             low, high = (middle, high) if missing(start + middle) <= available else (low, middle)
         return low
 
-    def enter(self, slot: int, sequence: Sequence, hit: Hit, swap_in: SwapIn | None = None) -> None:
+    def enter(
+        self, slot: int, sequence: Sequence, hit: Hit, swap_in: SwapIn | None = None, reused: Reused | None = None
+    ) -> None:
         """A request enters an empty slot with this hit; its first chunk is the next that is reserved.
 
-        swap_in: where it comes back from the swap tier; `hit` is that of this.
+        swap_in: where this step fills pages; `hit` is that of this. Nothing of the slot is cached, before the step's
+            result is there.
+        reused: behind the hit. Nothing of the slot is cached, then or later: what follows is approximate.
         """
         kv = self._kv
         self._entering[slot] = _Entering(sequence, hit, swap_in)
@@ -110,41 +115,42 @@ class Reservation:
             (kv.pool.hold if hit.partial.cached else kv.pool.pin)(hit.partial.sources)
         if swap_in is not None:
             self._counts = [n + more for n, more in zip(self._counts, swap_in.missing, strict=True)]
-        if not kv.enable_prefix_caching or (swap_in is not None and not swap_in.cached):
+        if reused is not None:
+            assert kv.reuses is not None
+            kv.reuses.enter(slot, reused)
+        if not kv.enable_prefix_caching or swap_in is not None or reused is not None:
             kv.blocks.end(slot)
         else:
-            # Of a swapped one from the start: blocks that were given up meanwhile enter the cache again.
-            kv.blocks.begin(slot, hit.num_whole if swap_in is None else 0)
+            kv.blocks.begin(slot, hit.num_whole)
 
     def chunk(self, slot: int, start: int, size: int, hashes: list[bytes], last: bool = True) -> int:
         """Pages for known tokens of a slot, as many as `fit_chunk` allowed; later rows of this plan find its blocks,
-        unless they are computed from what is loaded: that may be refused when the plan is made.
+        unless they are computed from what is loaded.
 
         Args:
             hashes: of the request's blocks.
             last: no known token of the slot lies behind.
 
         Returns:
-            The number of pages, without those of the encoder's tokens, which are reserved with the first chunk.
+            The number of pages.
         """
         kv, end = self._kv, start + size
         entering = self._entering.get(slot)
         hit = None if entering is None else entering.hit
-        caches, loads = kv.blocks.caches(slot), entering is not None and entering.swap_in is not None
+        caches = kv.blocks.caches(slot)
         self._chunks.append((slot, end, last))
-        if hit is not None:
-            for table, pages in zip(kv.cross.tables, kv.missing_cross(hit), strict=False):
-                self._counts[table.index] += pages
-                if pages and caches:
-                    self._planned.update(hit.tables[table.index].keys)
         total, filled = 0, hashes[start // kv.block_size : end // kv.block_size]
-        for table in kv.growing:
+        for table in kv.tables:
             pages = max(0, table.blocks(end) - _blocks(table, slot, hit))
             self._counts[table.index] += pages
             total += pages
-            if caches and not loads and table.kind != "state":  # a state is there when its step has ended, not before
+            if caches and table.kind != "state":  # a state is there when its step has ended, not before
                 self._planned.update(kv.index.keys(filled, table.index))
         return total
+
+    def reuse(self, step_id: int, slots: np.ndarray, computed: np.ndarray, tokens: np.ndarray) -> ReusedTokens | None:
+        """See `engine.kv.reuse.Reuses.of_step`."""
+        return None if self._kv.reuses is None else self._kv.reuses.of_step(step_id, slots, computed, tokens)
 
     # -- allocate -----------------------------------------------------------------------------------------------------
     def allocate(self, step_id: int, sequences: Sequences[Hashed | None], tokens: np.ndarray) -> StepPages:
@@ -164,10 +170,14 @@ class Reservation:
                 _say_what_is_loaded(kv, slot, entering.swap_in, loaded)
             kv.blocks.computed_limit[slot] = _NO_LIMIT if last else end
             kv.blocks.cache_full_blocks(np.array([slot]), np.array([end]), sequences, tokens)
+            if last and kv.reuses is not None and kv.blocks.caches(slot):
+                held = sequences[slot]
+                assert held is not None
+                kv.reuses.remember(Sequence(held.hashes, held.root, tokens[slot, :end], held.lora_id))
         return StepPages([_new_blocks(of_table) for of_table in self._entries], self._page_copies(step_id))
 
     def _place_decodes(self, slots: np.ndarray, need: np.ndarray) -> None:
-        for table, of_table in zip(self._kv.growing, need, strict=True):
+        for table, of_table in zip(self._kv.tables, need, strict=True):
             if need.dtype == bool:
                 growing = slots[of_table]
                 if not growing.size:
@@ -195,27 +205,21 @@ class Reservation:
         kv, (sequence, hit, swap_in) = self._kv, entering
         caches, loaded = kv.blocks.caches(slot), []
         kv.blocks.computed_limit[slot] = 0
-        if caches and not sequence.media:  # others may copy from its last block
+        if caches:  # others may copy from its last block
             kv.blocks.tail_hash[slot] = sequence.before(hit.num_whole // kv.block_size)
         for table, found in zip(kv.tables, hit.tables, strict=True):
             if swap_in is None:
-                pages = self._pages_of_hit(table, found, caches)
+                pages = self._pages_of_hit(found)
             else:
                 pages, empty = found.pages.copy(), found.pages == NULL_PAGE
                 pages[empty] = self._next(table.index, swap_in.missing[table.index])
                 loaded.append(np.where(empty, pages, NULL_PAGE))
-                if caches and table.kind == "cross":
-                    kv.cross.commit(kv.cross.keys(sequence, table), pages)
             table.num_blocks[slot] = table.first_block[slot] = found.first_block
             self._append(table, slot, pages)
         return loaded
 
-    def _pages_of_hit(self, table: BlockTable, found: TableHit, caches: bool) -> np.ndarray:
+    def _pages_of_hit(self, found: TableHit) -> np.ndarray:
         kv, pages = self._kv, found.pages
-        if found.keys and not pages.size:  # of a "cross" table: this step fills them
-            pages = self._next(table.index, len(found.keys))
-            if caches:
-                kv.cross.commit(found.keys, pages)
         planned = np.flatnonzero(pages == NULL_PAGE)
         if planned.size:
             pages = pages.copy()
@@ -226,7 +230,7 @@ class Reservation:
     def _place_chunk(self, slot: int, end: int, partial: PartialBlock | None) -> None:
         """Put pages into a slot until it has room for `end` tokens; a partial block is copied into the first ones."""
         first = []
-        for table in self._kv.growing:
+        for table in self._kv.tables:
             pages = self._next(table.index, max(0, table.blocks(end) - int(table.num_blocks[slot])))
             self._append(table, slot, pages)
             first.append(pages[:1])
@@ -250,7 +254,7 @@ class Reservation:
             return None
         source, destination = (np.concatenate(pages) for pages in zip(*self._copies, strict=True))
         self._kv.pool.release(source, step_id)
-        table = np.arange(source.size, dtype=np.int32) % len(self._kv.growing)
+        table = np.arange(source.size, dtype=np.int32) % len(self._kv.tables)
         return PageCopies(table=table, source=source, destination=destination)
 
 
@@ -263,8 +267,7 @@ def _say_what_is_loaded(kv: KVManager, slot: int, swap_in: SwapIn, loaded: list[
     num_tokens, targets = swap_in.hit.num_tokens, []
     for table, of_table in zip(kv.tables, loaded, strict=True):
         targets.append(of_table)
-        if table.kind != "cross":
-            targets.append(table.pages[slot, num_tokens // table.tokens_per_block : table.blocks(num_tokens)])
+        targets.append(table.pages[slot, num_tokens // table.tokens_per_block : table.blocks(num_tokens)])
     pages = np.concatenate(targets)
     swap_in.places = np.flatnonzero(pages != NULL_PAGE).astype(np.int32)
     swap_in.pages = pages[swap_in.places]

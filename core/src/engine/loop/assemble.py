@@ -4,26 +4,30 @@ tokenizer whose vocabulary grammars read, and the scheduler half of a connector.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from engine.interfaces.context import Clock, CoreContext, FrontContext, GrammarContext, SystemClock
-from engine.interfaces.drafter import DrafterOptions
+from engine.interfaces.drafter import DrafterCard, DrafterOptions
+from engine.interfaces.evictor import EvictorCard
 from engine.interfaces.executor import rank_starts
 from engine.interfaces.grammar import GrammarCard
+from engine.interfaces.kv_connector import LOOKUP_SECONDS, KVConnectorCard
+from engine.kv.hashing import engine_identity
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
-from engine.loop.grammars import GrammarDriver, Grammars, warm_up
-from engine.plugin import Candidate, HookRelay, Manifest, PluginList, Registry
-from engine.plugin.manifest import Blame, check_hooks, restore_choice
-from engine.scheduling.jump_forward import JumpForward
+from engine.plugin import Candidate, HookRelay, PluginList, Registry
+from engine.plugin.loading import brought
+from engine.plugin.manifest import Blame, check_choices, check_hooks, restore
+from engine.scheduling.drafts import JumpForward, Speculation
+from engine.scheduling.loading import Connector
+from engine.scheduling.matchers import GrammarDriver
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.speculative import Speculation
-from engine.scheduling.structured import Constraints
+from engine.scheduling.structured import Constraints, close
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError, PluginError
 from engine.types.start import Choice, CoreStart
 
@@ -54,7 +58,7 @@ def assemble_core(
         registry = Registry.discover()
     worker = start.worker
     registry = registry.following(PluginList(worker.plugins, "by the launcher"))
-    Manifest(worker.choices).check(registry)
+    check_choices(registry, worker.choices)
     check_hooks(registry, "core", worker.hook_plugins)
     page_bytes = max(start.layout.page_bytes for start in rank_starts(worker))  # of the largest stage
     context = CoreContext(
@@ -66,11 +70,13 @@ def assemble_core(
         swap_space=worker.swap_space,
         step_timeout=start.step_timeout,
         clock=SystemClock() if clock is None else clock,
+        parallel=worker.parallel,
+        vocabulary=(vocabulary := Vocabulary(start, registry)),
+        encode=vocabulary.encode,
     )
     executor = _build("executor", start, registry, context)
     constraints: Constraints | None = None
     try:
-        vocabulary = Vocabulary(start, registry)
         constraints = _constraints(start, registry, vocabulary, prepare)
         ready = executor.start(worker)
         if ready.num_pages < 2:
@@ -79,17 +85,23 @@ def assemble_core(
                 f"the KV cache has {ready.num_pages} pages of {worker.layout.page_bytes} bytes, one of them unusable",
                 "raise --kv-cache-memory or --num-kv-pages",
             )
-        context = replace(context, num_pages=ready.num_pages)
+        identity = engine_identity(worker) if _choices(start, "kv_connector") else b""
+        context = replace(context, num_pages=ready.num_pages, identity=identity)
+        evictor = _build("evictor", start, registry, context)
         kv = KVManager(
             worker.layout,
             num_pages=ready.num_pages,
             max_num_seqs=worker.max_num_seqs,
             max_model_len=worker.max_model_len,
-            evictor=_build("evictor", start, registry, context),
+            evictor=evictor,
             enable_prefix_caching=start.enable_prefix_caching,
             hash_algo=start.prefix_caching_hash_algo,
-            max_encoder_len=worker.model.max_encoder_len,
+            reuses=cast("type[EvictorCard]", restore(registry, _choices(start, "evictor"))[0].card).reuses,
         )
+        if (begin_retention := brought("kv_retention")) is not None:
+            shares = start.max_kv_retention, start.max_kv_retention_per_key
+            begin_retention(kv, evictor, context.clock.monotonic, *shares)
+        connectors = _connectors(start, registry, context)
         scheduler = Scheduler(
             kv=kv,
             policy=_build("scheduling_policy", start, registry, context),
@@ -98,7 +110,8 @@ def assemble_core(
             max_model_len=worker.max_model_len,
             speculation=_speculation(start, registry),
             long_prefill_token_threshold=start.long_prefill_token_threshold,
-            swapping=_swapping(start, registry, context, kv),
+            swapping=_swapping(start, registry, context, kv, connectors),
+            connectors=connectors,
             constraints=constraints,
             jump_forward=_jump_forward(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
@@ -133,20 +146,26 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
     choices = _choices(start, "drafter")
     if not choices:
         return None
-    options = cast(DrafterOptions, restore_choice(registry, choices[0]).options)
-    return Speculation(start.worker.max_num_seqs, options.num_tokens, options.adaptive)
+    (chosen,) = restore(registry, choices)
+    options = cast(DrafterOptions, chosen.options)
+    depth = cast("type[DrafterCard]", chosen.card).branches(options)
+    least = options.num_tokens if depth else 1  # part of a tree helps little
+    cost = None if options.cost == "auto" else options.cost
+    rule: Callable[..., Speculation] = brought("speculation", "draft tokens")
+    return rule(start.worker.max_num_seqs, options.num_tokens, options.adaptive, cost, least, depth=depth)
 
 
 def _jump_forward(start: CoreStart, constraints: Constraints | None, vocabulary: Vocabulary) -> JumpForward | None:
     """Over what constraints force; None where the user does not want it, or no grammar driver at work can tell."""
     if constraints is None or not constraints.takes_drafts or not start.enable_jump_forward:
         return None
-    return JumpForward(start.worker.max_num_seqs, vocabulary, vocabulary.encode)
+    made: Callable[..., JumpForward] | None = brought("jump_forward")
+    return None if made is None else made(start.worker.max_num_seqs, vocabulary, vocabulary.encode)
 
 
 def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary, prepare: bool) -> Constraints | None:
     """The grammar drivers at work; None where the manifest names none."""
-    chosen = [restore_choice(registry, choice) for choice in _choices(start, "grammar")]
+    chosen = restore(registry, _choices(start, "grammar"))
     if not chosen:
         return None
     model = start.worker.model
@@ -170,20 +189,14 @@ def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary, p
                 drivers[candidate] = GrammarDriver(candidate, card, selection.build(context))
             except PluginError as error:
                 if selection.asked:
-                    Grammars(turns, model.vocab_size).close()
+                    close(drivers.values())
                     raise
                 registry.quarantine[candidate] = error
                 continue
         turn.append(drivers[candidate])
     if not drivers:
         raise next(registry.quarantine[selection.candidate] for selection in chosen)
-    first = list(dict.fromkeys(of_kind[0] for of_kind in turns.values() if of_kind))
-    return Constraints(
-        Grammars(turns, model.vocab_size),
-        model.vocab_size,
-        warm_up=lambda: warm_up(first, tuple(sorted(model.eos_token_ids))),
-        takes_drafts=all(driver.card.rollback for driver in drivers.values()),
-    )
+    return Constraints(turns, model.vocab_size)
 
 
 class Vocabulary:
@@ -222,20 +235,32 @@ class Vocabulary:
             return self._built
 
 
-def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KVManager) -> Swapping | None:
+def _connectors(start: CoreStart, registry: Registry, context: CoreContext) -> list[Connector]:
+    """Those that the manifest names, and before them what checks pages, where they have marks."""
+    connectors = []
+    if context.layout.mark_bytes:
+        canary = brought("kv_canary", "check pages with --kv-canary")
+        connectors.append(Connector(canary.candidate, canary.core(context), canary.card))
+    for selection in restore(registry, _choices(start, "kv_connector")):
+        half = selection.build(replace(context, options=selection.options), "core")
+        patience = getattr(selection.options, "lookup_seconds", LOOKUP_SECONDS)
+        card = cast("type[KVConnectorCard]", selection.card)
+        connectors.append(Connector(selection.candidate, half, card, patience))
+    return connectors
+
+
+def _swapping(
+    start: CoreStart, registry: Registry, context: CoreContext, kv: KVManager, connectors: Sequence[Connector]
+) -> Swapping | None:
     """Where preempted requests leave their pages; None where they are computed again."""
     if start.preemption_mode != "swap":
         return None
-    connector = _build("kv_connector", start, registry, context, half="core")
-    (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
-    candidate = registry.find("kv_connector", name)
-    return Swapping(kv, connector, candidate, _build("scheduling_policy", start, registry, context))
+    tier = next(connector for connector in connectors if connector.card.swaps)
+    return Swapping(kv, tier, _build("scheduling_policy", start, registry, context))
 
 
-def _build(
-    point: str, start: CoreStart, registry: Registry, context: CoreContext | FrontContext, half: str | None = None
-) -> Any:
-    """The body (or this half of it) of the driver that the manifest names for a point."""
+def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext | FrontContext) -> Any:
+    """The body of the driver that the manifest names for a point."""
     choices = _choices(start, point)
     if len(choices) != 1:
         raise ManifestError(
@@ -244,8 +269,8 @@ def _build(
             "this is the launcher's mistake: report it",
             point=point,
         )
-    chosen = restore_choice(registry, choices[0])
-    return chosen.build(replace(context, options=chosen.options), half)
+    (chosen,) = restore(registry, choices)
+    return chosen.build(replace(context, options=chosen.options))
 
 
 def _choices(start: CoreStart, point: str) -> list[Choice]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from engine.interfaces.kv_connector import SwapUsage
 from engine.plugin.hints import did_you_mean
 from engine.plugin.manifest import Blame
+from engine.scheduling.loading import POLL_SECONDS
 from engine.scheduling.scheduler import Scheduler
 from engine.types.errors import ConfigError, EngineDeadError
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
@@ -70,9 +71,7 @@ class EngineCore:
         self.in_flight = in_flight
         self.worker_ready = worker_ready
         own = (self.stats, self.page_maps, self.reset_prefix_cache, self.check_integrity)
-        self.calls: dict[str, Callable[..., Any]] = {
-            function.__name__: function for function in (*own, self.start_profile, self.stop_profile)
-        }
+        self.calls: dict[str, Callable[..., Any]] = {function.__name__: function for function in own}
         self._hooks = hooks
         self._choices = choices
         self._drawing_rank = drawing_rank
@@ -87,13 +86,7 @@ class EngineCore:
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def add_request(self, request: EngineRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            InvalidRequestError: its id is in use, or it has no tokens.
-            PromptTooLongError: no token could be generated within `max_model_len`.
-            EngineDeadError: the engine has died.
-        """
+        """Queue a request. Raises as `engine.scheduling.states.States.add`, and EngineDeadError where it has died."""
         if self._dead is not None:
             raise self._dead
         self.scheduler.add(request)
@@ -130,8 +123,8 @@ class EngineCore:
                 if plan.masks_follow:
                     self._unmasked = plan
                     self._send_masks()
-            elif not self._futures and self.scheduler.requests and not self.scheduler.states.notices:
-                self.scheduler.states.gates.wait(WAIT_SECONDS)
+            elif not self._futures and self.scheduler.has_work and not self.scheduler.states.notices:
+                self.scheduler.states.gates.wait(POLL_SECONDS if self.scheduler.connectors.members else WAIT_SECONDS)
             if self._futures and (plan is None or len(self._futures) >= self.in_flight):
                 self._take_oldest()
             self._take_finished()
@@ -139,7 +132,10 @@ class EngineCore:
             self._die(error)
         self._checked_idle = False
         self._tell_kv_events()
-        return self._news()
+        news = CoreOutputs(outputs=self._outputs + self.scheduler.take_notices(), stats=self.stats())
+        self._outputs = []
+        self._num_tokens = 0
+        return news
 
     def _tell_kv_events(self) -> None:
         log = self.scheduler.kv.index.events
@@ -178,13 +174,6 @@ class EngineCore:
         (drafts,) = self.executor.call("drafts", step_id, rank=self._drawing_rank)
         return cast("list[list[int]]", drafts)
 
-    def _news(self) -> CoreOutputs:
-        outputs = self._outputs + self.scheduler.take_notices()
-        self._outputs = []
-        news = CoreOutputs(outputs=outputs, stats=self.stats())
-        self._num_tokens = 0
-        return news
-
     def _die(self, error: Exception) -> None:
         logger.error("the engine core has died", exc_info=error)
         suspects = dict.fromkeys(
@@ -204,10 +193,10 @@ class EngineCore:
     def stats(self) -> StepStats:
         """Counts as of now."""
         scheduler = self.scheduler
-        pool, speculation = scheduler.kv.pool, scheduler.drafts.speculation
+        pool, retention, speculation = scheduler.kv.pool, scheduler.kv.index.retention, scheduler.drafts.speculation
         jump_forward, preemptions = scheduler.drafts.jump_forward, scheduler.states.preemptions
         jumps = None if jump_forward is None else jump_forward.learned
-        swap = NO_SWAP if scheduler.swapping is None else scheduler.swapping.connector.usage()
+        swap = NO_SWAP if scheduler.swapping is None else scheduler.swapping.connector.half.usage()
         return StepStats(
             step_id=scheduler.states.done_step,
             num_running=len(scheduler.running),
@@ -222,6 +211,8 @@ class EngineCore:
             generation_tokens=scheduler.generation_tokens,
             num_drafts=0 if speculation is None else speculation.num_drafts,
             num_accepted_drafts=0 if speculation is None else speculation.num_accepted,
+            num_draft_rows=0 if speculation is None else speculation.num_rows,
+            accepted_drafts_at=() if speculation is None else tuple(speculation.accepted_at.tolist()),
             num_jump_tokens=0 if jumps is None else jumps.num_drafts,
             num_accepted_jump_tokens=0 if jumps is None else jumps.num_accepted,
             num_swapped=scheduler.num_swapped,
@@ -229,6 +220,9 @@ class EngineCore:
             num_swap_full=preemptions.num_swap_full,
             swap_pages_used=swap.used,
             swap_pages_total=swap.total,
+            kv_connectors=scheduler.connectors.counts(),
+            retained_pages=() if retention is None else retention.by_priority(),
+            retention_events=() if retention is None else tuple(retention.counts.items()),
             hook_failures=self._hooks.failures.told() if self._hooks is not None and self._hooks.failures else (),
         )
 
@@ -246,10 +240,7 @@ class EngineCore:
         if name == method or name in OF_STEPS or not name.isidentifier() or name.startswith("_"):
             remedy = did_you_mean(method, self.calls) or f"the calls are: {', '.join(self.calls)}, worker.METHOD"
             raise ConfigError(f"call {method!r}", f"the core has no call {method!r}", remedy)
-        try:
-            return self.executor.call(name, *args)
-        except AttributeError as error:
-            raise ConfigError(f"call {method!r}", f"this platform's worker has no such method: {error}") from error
+        return self.executor.call(name, *args)
 
     def page_maps(self) -> list[PageMap]:
         """Who holds the pages of each core's KV cache now, for monitors: of one core, one."""
@@ -291,17 +282,6 @@ class EngineCore:
         self.scheduler.kv.reset_prefix_cache()
         self._tell_kv_events()
 
-    def start_profile(self) -> None:
-        """Let every worker record what it computes from now on.
-
-        Raises EngineError where one refuses: it does already, there is no folder for it, or it has no profiler.
-        """
-        self.call("worker.start_profile")
-
-    def stop_profile(self) -> list[str]:
-        """Write what was recorded: the files, one a rank. Raises as `start_profile`, and where nothing is recorded."""
-        return cast("list[str]", self.call("worker.stop_profile"))
-
     def check_integrity(self) -> None:
         """Raise AssertionError where the inner state contradicts itself. For tests and idle moments."""
         self.scheduler.check_integrity()
@@ -310,4 +290,5 @@ class EngineCore:
         """Stop the executor. Idempotent."""
         self._futures.clear()
         self.scheduler.states.gates.shutdown()
+        self.scheduler.connectors.close()
         self.executor.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import LayerIterator, ModelContext, State
-from engine.modeling.layers import Embedding, LMHead, RMSNorm
+from engine.modeling.layers import Embedding, LMHead, Norm
 from engine.modeling.linear import Linear
 from engine.modeling.loading import load_weights
 from engine.modeling.module import Module
@@ -28,7 +27,7 @@ class ModelBody(Module):
 
     def num_parameters(self) -> int:
         """Elements of the weights on this rank; tied ones counted once."""
-        return sum(math.prod(param.local_shape) for part in self.parts() for param in part.params())
+        return sum(part.num_elements() for part in self.parts())
 
     def weight_bytes(self) -> int:
         """Memory of the weights on this rank: quantised ones as they are packed, others as they were before that."""
@@ -48,7 +47,7 @@ class Stack(Module):
     def __init__(self, context: ModelContext, count: int, make: Callable[[ModelContext, int], Module]) -> None:
         mine = context.stage.layers(count)
         self.layers: list[Any] = [make(context, index) for index in mine]
-        elsewhere = replace(context, attention=_no_attention, latent_attention=_no_attention)
+        elsewhere = replace(context, attention=_nothing, latent_attention=_nothing, state=_nothing, adapters=None)
         others = [make(elsewhere, index) for index in range(count) if index not in mine]
         self._absent = frozenset[str]().union(*(_names(layer) for layer in others))
 
@@ -76,7 +75,7 @@ class Decoder(ModelBody):
 
     embed: Embedding
     layers: Stack
-    norm: RMSNorm
+    norm: Norm
     head: LMHead
     score: Linear
     _absent: frozenset[str] = frozenset()
@@ -125,5 +124,5 @@ def _names(module: Module) -> frozenset[str]:
     return frozenset(param.name for part in parts for param in part.params()).union(*(p.tolerated() for p in parts))
 
 
-def _no_attention(*args: Any, **named: Any) -> Any:
+def _nothing(*args: Any, **named: Any) -> Any:
     """Of a layer that is built for its names alone."""

@@ -1,4 +1,4 @@
-"""The layers of a decoder: norms, tables of vectors, the vocabulary's two ends, the feed-forward block.
+"""The layers of a decoder: norms, the vocabulary's two ends, the feed-forward and attention blocks.
 
 Over several ranks each holds some rows of the vocabulary: an id's vector comes from the one that has it (the others
 give zeros, and the sum goes round), and logits are gathered on every rank.
@@ -6,17 +6,66 @@ give zeros, and the sum goes round), and logits are gathered on every rank.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
 import torch
 
 from engine.interfaces.model import ModelContext
-from engine.modeling.linear import Linear, MergedColumnLinear, RowParallelLinear
+from engine.interfaces.quantization import stored_form
+from engine.modeling.linear import Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
 from engine.modeling.module import Module, Param
 from engine.modeling.parallel import group_of, vocabulary
+from engine.types.parallel import Shard
 
 
-class RMSNorm(Module):
+class Weight(Module):
+    """Base of what has one plain weight, `<name>.weight`, which is kept in the model's dtype.
+
+    Args:
+        shape: in the checkpoint.
+        name: the checkpoint's, without ".weight".
+        pieces: what this rank keeps of it, see `Param`.
+    """
+
+    def __init__(
+        self, context: ModelContext, shape: tuple[int, ...], name: str, pieces: tuple[tuple[slice, ...], ...] = ()
+    ) -> None:
+        self._ops = context.ops
+        self.name = name
+        self._shape = shape
+        self._pieces = pieces
+        self._dtype = context.dtype
+        self._device = context.device
+        self._weight: torch.Tensor | None = None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """What this rank keeps, once it is loaded."""
+        assert self._weight is not None, f"{self.name} is not loaded"
+        return self._weight
+
+    def params(self) -> list[Param]:
+        """The weight."""
+        return [Param(f"{self.name}.weight", self._shape, self, pieces=self._pieces)]
+
+    def load(self, param: Param, tensor: torch.Tensor) -> None:
+        """Copy it."""
+        self._weight = torch.empty(param.local_shape, dtype=self._dtype, device=self._device)
+        self._weight.copy_(tensor)
+
+
+class Norm(Protocol):
+    """What is done to hidden states before a block, behind it, or at the end."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> the same shape."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual), as `RMSNorm.add`."""
+
+
+class RMSNorm(Weight):
     """x / sqrt(mean(x^2) + eps) * weight, over the last dimension (Zhang, Sennrich 2019).
 
     Args:
@@ -26,28 +75,8 @@ class RMSNorm(Module):
     """
 
     def __init__(self, context: ModelContext, size: int, eps: float, name: str) -> None:
-        self._ops = context.ops
-        self.size = size
+        super().__init__(context, (size,), name)
         self.eps = eps
-        self.name = name
-        self._dtype = context.dtype
-        self._device = context.device
-        self._weight: torch.Tensor | None = None
-
-    def params(self) -> list[Param]:
-        """`<name>.weight` [size]."""
-        return [Param(f"{self.name}.weight", (self.size,), self)]
-
-    def load(self, param: Param, tensor: torch.Tensor) -> None:
-        """Copy the weight, cast to the model's dtype."""
-        self._weight = torch.empty(param.shape, dtype=self._dtype, device=self._device)
-        self._weight.copy_(tensor)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """[size], once it is loaded."""
-        assert self._weight is not None, f"{self.name} is not loaded"
-        return self._weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., size] -> the same shape."""
@@ -63,113 +92,24 @@ class RMSNorm(Module):
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class LayerNorm(Module):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension (Ba, Kiros, Hinton 2016).
-
-    Args:
-        size: of the last dimension.
-        eps: added to the variance.
-        name: the checkpoint's, without ".weight" and ".bias".
-    """
-
-    def __init__(self, context: ModelContext, size: int, eps: float, name: str) -> None:
-        self._ops = context.ops
-        self.size = size
-        self.eps = eps
-        self.name = name
-        self._dtype = context.dtype
-        self._device = context.device
-        self._tensors: dict[str, torch.Tensor] = {}
-
-    def params(self) -> list[Param]:
-        """`<name>.weight` and `<name>.bias`, [size] each."""
-        return [Param(f"{self.name}.{kind}", (self.size,), self, kind) for kind in ("weight", "bias")]
-
-    def load(self, param: Param, tensor: torch.Tensor) -> None:
-        """Copy one of them, cast to the model's dtype."""
-        self._tensors[param.key] = torch.empty(param.shape, dtype=self._dtype, device=self._device)
-        self._tensors[param.key].copy_(tensor)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size] -> the same shape."""
-        return self._ops.layer_norm(x, self._tensors["weight"], self._tensors["bias"], self.eps)
-
-
-class Table(Module):
-    """index [T] -> [T, size].
-
-    Args:
-        rows: in the checkpoint.
-        name: the checkpoint's, without ".weight".
-        first: the row that index 0 means; those before it are never read.
-    """
-
-    def __init__(self, context: ModelContext, rows: int, size: int, name: str, first: int = 0) -> None:
-        self._ops = context.ops
-        self.name = name
-        self._first = first
-        self._shape = (rows, size)
-        self._dtype = context.dtype
-        self._device = context.device
-        self._weight: torch.Tensor | None = None
-
-    def params(self) -> list[Param]:
-        """`<name>.weight` [rows, size]."""
-        return [Param(f"{self.name}.weight", self._shape, self)]
-
-    def load(self, param: Param, tensor: torch.Tensor) -> None:
-        """Copy the rows that are read, cast to the model's dtype."""
-        rows, size = self._shape
-        self._weight = torch.empty((rows - self._first, size), dtype=self._dtype, device=self._device)
-        self._weight.copy_(tensor[self._first :])
-
-    def __call__(self, index: torch.Tensor) -> torch.Tensor:
-        """index int [T] -> [T, size]."""
-        assert self._weight is not None, f"{self.name} is not loaded"
-        return self._ops.embedding(index, self._weight)
-
-
-class Embedding(Module):
+class Embedding(Weight):
     """token ids [T] -> [T, hidden_size].
 
     Args:
         name: the checkpoint's, e.g. "model.embed_tokens".
-
-    Attributes:
-        shape: of the rows on this rank.
     """
 
     def __init__(self, context: ModelContext, vocab_size: int, hidden_size: int, name: str) -> None:
-        self._ops = context.ops
-        self.name = name
         self._group = group_of(context)
-        self._dtype = context.dtype
-        self._device = context.device
-        self._rows = vocabulary(vocab_size, context.tp_size)[context.tp_rank]
-        self.shape = (self._rows.length, hidden_size)
-        self._weight: torch.Tensor | None = None
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """This rank's rows [vocab_size / ranks, hidden_size], once they are loaded."""
-        assert self._weight is not None, f"{self.name} is not loaded"
-        return self._weight
-
-    def params(self) -> list[Param]:
-        """`<name>.weight`."""
-        shape = (self._rows.total, self.shape[1])
-        return [Param(f"{self.name}.weight", shape, self, pieces=((self._rows.part,),))]
-
-    def load(self, param: Param, tensor: torch.Tensor) -> None:
-        """Copy the matrix, cast to the model's dtype."""
-        self._weight = torch.empty(self.shape, dtype=self._dtype, device=self._device)
-        self._weight.copy_(tensor)
+        rows = vocabulary(vocab_size, context.tp_size)[context.tp_rank]
+        self._first = rows.start
+        super().__init__(context, (vocab_size, hidden_size), name, ((rows.part,),))
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int [T] -> [T, hidden_size]."""
         if self._group is None:
             return self._ops.embedding(ids, self.weight)
-        return self._group.all_reduce(self._ops.embedding_part(ids, self.weight, self._rows.start))
+        return self._group.all_reduce(self._ops.embedding_part(ids, self.weight, self._first))
 
 
 class LMHead(Module):
@@ -190,58 +130,163 @@ class LMHead(Module):
         tied: Embedding | None = None,
         bias: bool = False,
     ) -> None:
-        self._ops = context.ops
         self.name = name
-        self._tied = tied
         self._group = group_of(context)
         shards = vocabulary(vocab_size, context.tp_size)
         self._sizes = tuple(shard.length for shard in shards)
-        self._own = None if tied else Linear(context, hidden_size, [shards[context.tp_rank]], [name], bias, kind="head")
-        self._quantization = context.quantization.get("head")
-        self._linear = context.ops.linear if self._quantization is None else self._quantization.linear
-        self._packed: Any = None
-
-    def tolerated(self) -> frozenset[str]:
-        """The copy in a tied model's file."""
-        return frozenset() if self._tied is None else frozenset({f"{self.name}.weight"})
-
-    def finish(self) -> None:
-        """Pack the shared matrix, which the embedding keeps as it is."""
-        if self._tied is None:
-            return
-        if self._quantization is None:
-            self._packed = self._ops.pack_linear(self._tied.weight, None)
+        own = shards[context.tp_rank]
+        if tied is None:
+            self.linear = Linear(context, hidden_size, [own], [name], bias, kind="head")
         else:
-            self._packed = self._quantization.pack("head", self._tied.weight, None)
-
-    def own_bytes(self, itemsize: int) -> int:
-        """Of the copy of a shared matrix that is quantised."""
-        if self._quantization is None or self._packed is None:
-            return super().own_bytes(itemsize)
-        return self._quantization.packed_bytes(self._packed)
+            self.linear = _TiedLinear(context, hidden_size, own, name, tied)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]."""
-        logits = self._own(hidden) if self._own is not None else self._linear(hidden, self._packed)
+        logits = self.linear(hidden)
         return logits if self._group is None else self._group.all_gather(logits, 1, self._sizes)
 
 
+class _TiedLinear(Linear):
+    """A head with an embedding's matrix, which the embedding keeps as it is."""
+
+    def __init__(self, context: ModelContext, in_size: int, out_size: Shard, name: str, tied: Embedding) -> None:
+        # Whatever the checkpoint stores in another form, an embedding is plain.
+        kind = "head" if stored_form(context.description.config) is None else ""
+        super().__init__(context, in_size, [out_size], [name], bias=False, kind=kind)
+        self._tied = tied
+
+    def params(self) -> list[Param]:
+        """None of its own."""
+        return []
+
+    def tolerated(self) -> frozenset[str]:
+        """The copy in a tied model's file."""
+        return frozenset({f"{self.shape.names[0]}.weight"})
+
+    def finish(self) -> None:
+        """Pack the shared matrix."""
+        self._packed = self._form.pack(self.shape, {"weight": self._tied.weight})
+
+    def num_elements(self) -> int:
+        """None of its own."""
+        return 0
+
+
+class Rotary:
+    """Rotates queries and keys (Su et al. 2021). One for all layers that share its parameters.
+
+    Args:
+        cos_sin: float32 or float64 [positions, rotary_dim]; the cosines of each position's angles, then their sines, as
+            `engine_kit.rotary` makes them.
+    """
+
+    def __init__(self, context: ModelContext, cos_sin: torch.Tensor) -> None:
+        self._ops = context.ops
+        self.cos_sin = cos_sin.to(context.device)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [T, Hq, D], k [T, Hkv, D], positions int64 [T] -> the same, rotated."""
+        return self._ops.rope(q, k, positions, self.cos_sin)
+
+    def normed(
+        self, q: torch.Tensor, k: torch.Tensor, q_norm: RMSNorm, k_norm: RMSNorm, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, of queries and keys whose heads are normed first; both norms have one eps."""
+        return self._ops.qk_norm_rope(q, k, q_norm.weight, k_norm.weight, q_norm.eps, positions, self.cos_sin)
+
+
 class GatedMLP(Module):
-    """down(silu(gate(x)) * up(x)) (SwiGLU, Shazeer 2020).
+    """down(act(gate(x)) * up(x)) (SwiGLU and GEGLU, Shazeer 2020).
 
     Args:
         name: the checkpoint's, e.g. "model.layers.0.mlp".
         bias: whether all three projections have one.
+        act: "gelu_tanh" is gelu's approximation by tanh. With gelu the model's card names the operation "gelu_mul".
+        parts: the names of gate and up in it, or one where the checkpoint has them in one tensor.
+        down: the name of the last projection in it.
     """
 
     def __init__(
-        self, context: ModelContext, hidden_size: int, intermediate_size: int, name: str, bias: bool = False
+        self,
+        context: ModelContext,
+        hidden_size: int,
+        intermediate_size: int,
+        name: str,
+        bias: bool = False,
+        act: Literal["silu", "gelu", "gelu_tanh"] = "silu",
+        parts: Sequence[str] = ("gate_proj", "up_proj"),
+        down: str = "down_proj",
     ) -> None:
         self._ops = context.ops
-        names = [f"{name}.gate_proj", f"{name}.up_proj"]
+        self._act = act
+        names = [f"{name}.{part}" for part in parts]
         self.gate_up = MergedColumnLinear(context, hidden_size, [intermediate_size] * 2, names, bias)
-        self.down = RowParallelLinear(context, intermediate_size, hidden_size, f"{name}.down_proj", bias)
+        self.down = RowParallelLinear(context, intermediate_size, hidden_size, f"{name}.{down}", bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
-        return self.down(self._ops.silu_mul(self.gate_up(x)))
+        inner = self.gate_up(x)
+        if self._act == "silu":
+            return self.down(self._ops.silu_mul(inner))
+        return self.down(self._ops.gelu_mul(inner, self._act == "gelu_tanh"))
+
+
+class Attention(Module):
+    """Projections, norms of queries and keys where the model has them, rotary positions, attention, projection.
+
+    Args:
+        index: of the model's layer: its cache.
+        num_q_heads, num_kv_heads: of the whole model.
+        rotary: shared by the layers; None for a layer without positions.
+        name: the checkpoint's, e.g. "model.layers.0.self_attn".
+        in_size: of what it reads; None for hidden_size.
+        parts, out: the projections' names in it, see `QKVLinear`.
+        interleaved: see `QKVLinear`.
+        qkv_bias, o_bias: whether the projections have biases.
+        norms: of queries and of keys [T, heads, head_size], before they are rotated.
+        scale: of scores; None for head_size ** -0.5.
+        sinks, alibi_slopes: see `AttentionFactory`; of this rank's heads.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        index: int,
+        *,
+        hidden_size: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        rotary: Rotary | None,
+        name: str,
+        in_size: int | None = None,
+        parts: tuple[str, str, str] | tuple[str] = ("q_proj", "k_proj", "v_proj"),
+        out: str = "o_proj",
+        interleaved: int = 0,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        norms: tuple[Callable[[torch.Tensor], torch.Tensor], ...] | None = None,
+        scale: float | None = None,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+    ) -> None:
+        self.qkv = QKVLinear(
+            context, in_size or hidden_size, num_q_heads, num_kv_heads, head_size, name, qkv_bias, parts, interleaved
+        )
+        self.norms = norms
+        self.rotary = rotary
+        scale = head_size**-0.5 if scale is None else scale
+        self.attend = context.attention(index, scale, sinks=sinks, alibi_slopes=alibi_slopes)
+        self.o = RowParallelLinear(context, num_q_heads * head_size, hidden_size, f"{name}.{out}", o_bias)
+
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """x [T, in_size], positions int64 [T] -> [T, hidden_size]."""
+        q, k, v = self.qkv(x)
+        if self.norms is not None:
+            q_norm, k_norm = self.norms
+            if self.rotary is not None and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
+                return self.o(self.attend(*self.rotary.normed(q, k, q_norm, k_norm, positions), v))
+            q, k = q_norm(q), k_norm(k)
+        if self.rotary is not None:
+            q, k = self.rotary(q, k, positions)
+        return self.o(self.attend(q, k, v))

@@ -1,24 +1,30 @@
-"""Linear layers. Their weights are packed after loading, and the unpacked ones freed: by the ops driver, or by the
-quantization driver of the layer's kind."""
+"""Linear layers. Their tensors are packed after loading, and then freed: by the ops driver, or by the quantization
+driver of the layer's kind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 
 from engine.interfaces.model import ModelContext
+from engine.interfaces.ops import Ops
+from engine.interfaces.quantization import LayerShape, Quantization, StoredTensor, plain_tensors
 from engine.modeling.loading import staging
 from engine.modeling.module import Module, Param
-from engine.modeling.parallel import Shard, even, group_of, kv_heads
+from engine.modeling.parallel import even, group_of, kv_heads
+from engine.types.errors import UnsupportedModelError
+from engine.types.parallel import Shard
 
 
 class Linear(Module):
     """x [T, in_size] -> [T, sum of out_sizes]: one matrix, filled from one or more tensors of the checkpoint.
 
-    Fused projections read their input once. The weight is allocated when its first tensor arrives and packed when its
-    last one has, so that loading holds one unpacked layer at a time.
+    Fused projections read their input once. Memory for a layer's tensors is taken when the first of them arrives, and
+    they are packed when the last one has, so that loading holds one unpacked layer at a time.
 
     Args:
         context: the model's.
@@ -29,9 +35,10 @@ class Linear(Module):
         bias: whether every part has one.
         adds_bias: False where another rank adds the bias, which is then passed over here.
         kind: of layer, as `engine.interfaces.quantization` has them; None is never quantised.
+        orders: see `LayerShape`.
 
     Attributes:
-        in_size, out_sizes: on this rank.
+        shape: what this rank holds.
     """
 
     kind: ClassVar[str | None] = None
@@ -46,63 +53,71 @@ class Linear(Module):
         *,
         adds_bias: bool = True,
         kind: str | None = None,
+        orders: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
-        self._kind = kind or self.kind
-        self._quantization = None if self._kind is None else context.quantization.get(self._kind)
-        self._linear = context.ops.linear if self._quantization is None else self._quantization.linear
-        self._ops = context.ops
+        self.shape = LayerShape(
+            names=tuple(names),
+            kind=kind or self.kind or "",
+            inputs=Shard.of(in_size),
+            outputs=tuple(Shard.of(size) for size in out_sizes),
+            bias=bias and adds_bias,
+            orders=orders,
+        )
+        self._passed_over = frozenset(f"{name}.bias" for name in names if bias and not adds_bias)
+        self._quantization = _quantization_of(context, self.shape)
+        self._form = self._quantization or _Plain(context.ops)
+        self._linear = self._form.linear
+        self._adapter = None if context.adapters is None else context.adapters.layer(self.shape)
         self._dtype = context.dtype
         self._device = context.device
-        self._in = Shard.of(in_size)
-        self._out = tuple(Shard.of(size) for size in out_sizes)
-        self.in_size = self._in.length
-        self.out_sizes = tuple(shard.length for shard in self._out)
-        self.names = tuple(names)
-        self.bias = bias
-        self._adds_bias = adds_bias
+        self._lengths: Counter[str] = Counter()
         self._tensors: dict[str, torch.Tensor] = {}
         self._packed: Any = None
 
     def params(self) -> list[Param]:
-        """`<name>.weight` [out, in] and, with a bias, `<name>.bias` [out] for each part, with this rank's cut; for all
-        parts together where they have one name."""
-        fused = len(self.names) == 1
-        params, start = [], 0
-        for name, parts in zip(self.names, [self._out] if fused else [(out,) for out in self._out], strict=True):
-            rows: list[slice] = []
-            total, length = 0, 0
-            for part in parts:
-                rows.append(slice(total + part.start, total + part.start + part.length))
-                total, length = total + part.total, length + part.length
-            place = slice(start, start + length)
-            weight = tuple((row, self._in.part) for row in rows)
-            params.append(Param(f"{name}.weight", (total, self._in.total), self, ("weight", place), weight))
-            if self.bias and self._adds_bias:
-                params.append(Param(f"{name}.bias", (total,), self, ("bias", place), tuple((row,) for row in rows)))
-            start += length
+        """The tensors of the form in which the layer is stored, with this rank's cut: where it is plain `<name>.weight`
+        [out, in] and, with a bias, `<name>.bias` [out] for each name."""
+        self._lengths.clear()
+        params = []
+        for stored in self._form.tensors(self.shape):
+            key = stored, self._lengths[stored.key]
+            params.append(Param(stored.name, stored.shape, self, key, stored.pieces, stored.dtypes))
+            self._lengths[stored.key] += (params[-1].local_shape or (1,))[stored.along]
         return params
 
     def tolerated(self) -> frozenset[str]:
         """The biases that another rank adds."""
-        return frozenset(f"{name}.bias" for name in self.names if self.bias and not self._adds_bias)
+        return self._passed_over
 
     def load(self, param: Param, tensor: torch.Tensor) -> None:
-        """Copy a part into its rows, cast to the model's dtype; a weight that is to be quantised keeps its own."""
-        kind, rows = param.key
-        if kind not in self._tensors:
-            shape = (sum(self.out_sizes), *tensor.shape[1:])
-            dtype = tensor.dtype if kind == "weight" and self._quantization is not None else self._dtype
-            self._tensors[kind] = staging(shape, dtype, self._device)
-        self._tensors[kind][rows].copy_(tensor)
+        """Copy a tensor to its place among those of its key. Raises UnsupportedModelError where its rows belong into
+        another order, and are not stored one by one."""
+        stored, start = param.key
+        order = next((rows for part, rows in self.shape.orders.items() if stored.name.startswith(f"{part}.")), None)
+        if order is not None and tensor.ndim:
+            if stored.along != 0 or len(tensor) != len(order):
+                raise UnsupportedModelError(
+                    f"load {stored.name}",
+                    "its rows belong into another order, and the checkpoint stores several of them as one",
+                    "use a checkpoint that stores this layer plain",
+                )
+            tensor = tensor[list(order)]
+        tensor = torch.atleast_1d(tensor)
+        if stored.key not in self._tensors:
+            shape = list(tensor.shape)
+            shape[stored.along] = self._lengths[stored.key]
+            dtype = self._dtype if stored.cast else tensor.dtype
+            self._tensors[stored.key] = staging(tuple(shape), dtype, self._device)
+        self._tensors[stored.key].narrow(stored.along, start, tensor.shape[stored.along]).copy_(tensor)
 
     def finish(self) -> None:
-        """Pack, and drop the unpacked weight."""
-        weight, bias = self._tensors.pop("weight"), self._tensors.pop("bias", None)
-        if self._quantization is None:
-            self._packed = self._ops.pack_linear(weight, bias)
-        else:
-            assert self._kind is not None
-            self._packed = self._quantization.pack(self._kind, weight, bias)
+        """Pack, and drop the unpacked tensors."""
+        tensors, self._tensors = self._tensors, {}
+        self._packed = self._form.pack(self.shape, tensors)
+
+    def num_elements(self) -> int:
+        """Of the matrix and the bias, however they are stored."""
+        return sum(part.length for part in self.shape.outputs) * (self.shape.inputs.length + self.shape.bias)
 
     def own_bytes(self, itemsize: int) -> int:
         """As the quantization driver packed them, else as `Module.own_bytes`."""
@@ -112,7 +127,38 @@ class Linear(Module):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_size] -> [T, sum of out_sizes]."""
-        return self._linear(x, self._packed)
+        y = self._linear(x, self._packed)
+        return y if self._adapter is None else self._adapter.add(x, y)
+
+
+class _Plain:
+    """Plain weights, which the ops driver packs and multiplies."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self.linear = ops.linear
+
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        return plain_tensors(layer, cast=True)
+
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Any:
+        return self._ops.pack_linear(tensors["weight"], tensors.get("bias"))
+
+
+def _quantization_of(context: ModelContext, shape: LayerShape) -> Quantization | None:
+    """Who packs a layer; None: the ops. Raises UnsupportedModelError where the checkpoint stores its parts unlike."""
+    found = context.quantization.get(shape.kind)
+    if found is None or context.covers is None:
+        return found
+    covered = {name: context.covers(name, shape.kind) for name in shape.names}
+    if len(set(covered.values())) > 1:
+        plain = ", ".join(name for name in shape.names if not covered[name])
+        raise UnsupportedModelError(
+            f"load {', '.join(shape.names)} as one matrix",
+            f"by quantization_config of config.json {plain} is stored plain, and the others are not",
+            "use a checkpoint that stores them alike",
+        )
+    return found if all(covered.values()) else None
 
 
 class ColumnParallelLinear(Linear):
@@ -171,6 +217,8 @@ class QKVLinear(Linear):
         num_q_heads, num_kv_heads: of the whole model.
         name: of the attention block, e.g. "model.layers.0.self_attn"; `parts` are the projections' names in it, or
             one name where the checkpoint has the three in one tensor.
+        interleaved: so many of the first elements of each query's and key's head are rotary pairs that the checkpoint
+            has as neighbours (2 i, 2 i + 1): loading puts their rows into halves, as `Ops.rope` has them.
 
     Attributes:
         num_q_heads, num_kv_heads: on this rank.
@@ -188,6 +236,7 @@ class QKVLinear(Linear):
         name: str,
         bias: bool = False,
         parts: tuple[str, str, str] | tuple[str] = ("q_proj", "k_proj", "v_proj"),
+        interleaved: int = 0,
     ) -> None:
         q = even(num_q_heads, context, f"the query heads of {name}")
         kv = kv_heads(num_kv_heads, context, f"the KV heads of {name}")
@@ -196,7 +245,16 @@ class QKVLinear(Linear):
         self.head_size = head_size
         shards = [heads.of_units(head_size) for heads in (q, kv, kv)]
         self._widths = [shard.length for shard in shards]
-        super().__init__(context, in_size, shards, [f"{name}.{part}" for part in parts], bias)
+        names = [f"{name}.{part}" for part in parts]
+        orders: dict[str, list[int]] = {}
+        if interleaved:
+            head = [*range(0, interleaved, 2), *range(1, interleaved, 2), *range(interleaved, head_size)]
+            turned = [start + row for start in range(0, sum(self._widths[:2]), head_size) for row in head]
+            if len(names) == 1:
+                orders[names[0]] = [*turned, *range(len(turned), sum(self._widths))]
+            else:
+                orders |= {part: turned[:width] for part, width in zip(names[:2], self._widths, strict=False)}
+        super().__init__(context, in_size, shards, names, bias, orders=orders)
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """x [T, in_size] -> q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size], all views."""

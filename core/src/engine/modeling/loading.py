@@ -1,4 +1,4 @@
-"""Loading weights: files to named tensors, named tensors to a model's parameters, and the memory between them."""
+"""Loading weights: named tensors to a model's parameters, and the memory between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.modeling.module import Module, Param
 from engine.types.errors import CheckpointError, DeviceMemoryError
@@ -22,29 +21,8 @@ _SENTENCES = 3
 """Of torch's message that say how much was asked for and how much is there; advice about its settings follows."""
 
 
-def read_safetensors(files: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stream (name, host tensor in the file's dtype) from mapped files; one file is open at a time.
-
-    A tensor is a view of the mapping: copy it, or the mapping stays.
-
-    Raises:
-        CheckpointError: a file is missing, truncated or broken; it names the file.
-    """
-    for file in files:
-        try:
-            with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (no mapping: it cannot be iterated itself)
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"read tensors from {file}",
-                f"the file is missing, truncated or broken: {error}",
-                "fetch it again, and compare its size with the source's",
-            ) from error
-
-
 def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], asked: str = "load the weights") -> None:
-    """Give every tensor to the module whose param has its name, cast to the model's dtype.
+    """Give every tensor to the module whose param has its name.
 
     Over several ranks each keeps its part of a tensor, cut while it streams by: of a mapped file, only what is kept is
     read. A module is packed as soon as its last tensor has come; modules without params (a tied head) at the end. The
@@ -56,8 +34,8 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
         asked: begins the error's message.
 
     Raises:
-        CheckpointError: names every tensor that is missing, unexpected, there twice, of the wrong shape or not of a
-            floating-point dtype; nothing may be computed with the model then.
+        CheckpointError: names every tensor that is missing, unexpected, there twice, of the wrong shape or of
+            another dtype than it may have; nothing may be computed with the model then.
         DeviceMemoryError: the device's memory ended: at which tensor, and how much is missing.
     """
     parts = list(model.parts())
@@ -67,7 +45,6 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
             assert param.name not in waiting, f"two params have the name {param.name!r}"
             waiting[param.name] = param
     pending = Counter(id(param.owner) for param in waiting.values())
-    modules = {id(part): part for part in parts}
     tolerated = frozenset[str]().union(*(part.tolerated() for part in parts))
     taken: set[str] = set()
     unexpected: list[str] = []
@@ -84,14 +61,14 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
         taken.add(name)
         if tuple(tensor.shape) != found.shape:
             misshapen.append(f"{name} {list(tensor.shape)} for {list(found.shape)}")
-        elif not tensor.dtype.is_floating_point:
-            misshapen.append(f"{name} of dtype {str(tensor.dtype).removeprefix('torch.')}")
+        elif (dtype := str(tensor.dtype).removeprefix("torch.")) not in found.dtypes:
+            misshapen.append(f"{name} of dtype {dtype}")
         else:
             try:
                 found.owner.load(found, found.cut(tensor))
                 pending[id(found.owner)] -= 1
                 if not pending[id(found.owner)]:
-                    modules[id(found.owner)].finish()
+                    found.owner.finish()
             except torch.OutOfMemoryError as error:
                 raise _no_memory(asked, found, tensor.dtype, waiting.values(), error) from error
     problems = [

@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-
-class Owner(Protocol):
-    """What a parameter belongs to."""
-
-    def load(self, param: Param, tensor: torch.Tensor) -> None:
-        """Take this rank's part of one checkpoint tensor, already of the param's `local_shape`, and cast it."""
-        ...
+from engine.interfaces.quantization import PLAIN_DTYPES
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +22,16 @@ class Param:
         owner: the module that takes it.
         key: the module's own note of which of its weights this is, and where in it.
         pieces: what this rank keeps of it, each a slice for each of the first dimensions: several follow one another in
-            their order, along the first dimension in which they differ. None keeps all.
+            their order, along the first dimension in which they differ. () keeps all.
+        dtypes: one of which it must have there.
     """
 
     name: str
     shape: tuple[int, ...]
-    owner: Owner
+    owner: Module
     key: Any = None
     pieces: tuple[tuple[slice, ...], ...] = ()
+    dtypes: frozenset[str] = PLAIN_DTYPES
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -88,12 +84,16 @@ class Module:
         return frozenset()
 
     def load(self, param: Param, tensor: torch.Tensor) -> None:
-        """Take a weight. Called once for each param."""
+        """Take this rank's part of a weight, already of the param's `local_shape`, and cast it. Once for each param."""
         raise NotImplementedError(f"{type(self).__name__} has a param {param.name!r} but no load()")
+
+    def num_elements(self) -> int:
+        """Of this module's own weights on this rank."""
+        return sum(math.prod(param.local_shape) for param in self.params())
 
     def own_bytes(self, itemsize: int) -> int:
         """Memory of this module's own weights on this rank, with elements of so many bytes as they were loaded."""
-        return sum(math.prod(param.local_shape) for param in self.params()) * itemsize
+        return self.num_elements() * itemsize
 
     def finish(self) -> None:
         """All weights of this module are loaded (for a module without params: of the whole model). Pack them."""

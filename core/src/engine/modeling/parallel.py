@@ -7,40 +7,11 @@ before anything is built.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from engine.interfaces.communicator import Group
 from engine.interfaces.model import ModelContext
 from engine.types.errors import ConfigError
 from engine.types.kv import kv_heads_on_rank
-from engine.types.model import ModelDescription
-
-
-class Shard(NamedTuple):
-    """One rank's part of a dimension.
-
-    Args:
-        total: elements of the whole.
-        start, length: this rank's.
-    """
-
-    total: int
-    start: int
-    length: int
-
-    @classmethod
-    def of(cls, size: int | Shard) -> Shard:
-        """A plain number is a dimension that every rank holds in full."""
-        return size if isinstance(size, Shard) else cls(size, 0, size)
-
-    @property
-    def part(self) -> slice:
-        """Where it stands in the whole."""
-        return slice(self.start, self.start + self.length)
-
-    def of_units(self, width: int) -> Shard:
-        """The same part where each element is `width` wide: heads to rows."""
-        return Shard(self.total * width, self.start * width, self.length * width)
+from engine.types.parallel import Shard
 
 
 def even(total: int, context: ModelContext, what: str) -> Shard:
@@ -85,27 +56,6 @@ def group_of(context: ModelContext) -> Group | None:
         return None
     assert context.group is not None, f"{context.tp_size} ranks were given no process group"
     return context.group
-
-
-def unsupported_ranks(model: ModelDescription, size: int, **widths: int) -> list[str]:
-    """Why `size` ranks cannot share a model made of these layers: for a card's `unsupported`. Empty where they can.
-
-    Args:
-        widths: further dimensions that must divide evenly, e.g. intermediate_size=11008.
-    """
-    if size == 1:
-        return []
-    reasons = [
-        f"{name} {total} does not divide over {size} ranks"
-        for name, total in {"num_attention_heads": model.num_q_heads, **widths}.items()
-        if total % size
-    ]
-    for heads in dict.fromkeys(spec.num_kv_heads for spec in model.kv_specs):
-        if heads % size and size % heads:
-            reasons.append(f"{heads} KV heads can be neither divided over {size} ranks nor copied evenly to them")
-    if model.vocab_size < size:
-        reasons.append(f"a vocabulary of {model.vocab_size} is smaller than {size} ranks")
-    return reasons
 
 
 def _check_rank(context: ModelContext, what: str) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from engine.plugin.hooks import HookRelay as HookRelay
     from engine.plugin.hookspecs import hookimpl as hookimpl
     from engine.plugin.loading import load_body as load_body
-    from engine.plugin.manifest import Manifest as Manifest
     from engine.plugin.plugin_list import PluginList as PluginList
     from engine.plugin.selection import Selection as Selection
     from engine.plugin.selection import Verdict as Verdict
@@ -34,7 +33,6 @@ _HOMES = {
     "HookRelay": "hooks",
     "hookimpl": "hookspecs",
     "load_body": "loading",
-    "Manifest": "manifest",
     "PluginList": "plugin_list",
     "Selection": "selection",
     "Verdict": "selection",

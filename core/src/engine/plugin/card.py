@@ -79,13 +79,7 @@ class Card:
         """What a user should know of this driver where it serves `need`; mostly nothing.
 
         `engine plugins why` prints them for a driver that is at work. They are no reasons against it: that it was never
-        run on such a device, say. Pure and cheap, as `unsupported` is.
-
-        Args:
-            need: the point's need.
-
-        Returns:
-            One sentence a remark, each understandable alone.
+        run on such a device, say. Pure and cheap, and of sentences that are understandable alone, as `unsupported` is.
         """
         return []
 
@@ -95,7 +89,7 @@ class Command:
     is imported when the command is called, not for `--help`."""
 
     help: ClassVar[str] = ""
-    """One line on what it does. `engine --help` reads it from the source, so write a plain text there."""
+    """One line on what it does. `engine --help` reads it from the source: a plain text, set before the methods."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the command's own arguments."""

@@ -97,14 +97,9 @@ class DefaultModel(NamedTuple):
 
 
 def default_model(registry: Registry, point: Point[CheckpointCard, str], asked: str | None = None) -> DefaultModel:
-    """The model where the user names none: of the one card that declares a `default_model`.
+    """The model where the user names none: of the one card that declares a `default_model`; `asked`: of this driver's.
 
-    Args:
-        asked: the driver that the user named.
-
-    Raises:
-        ConfigError: no card declares one, or several do.
-        PluginError: as `choose`.
+    Raises ConfigError where no card declares one, or several do; PluginError as `choose`.
     """
     passed_over: list[Verdict] = []
     if asked is None:
@@ -358,11 +353,8 @@ class _Walk:
             verdict = self._ask_named(candidate, card, {"": need})
             for job in getattr(card, self._pick.serves):
                 if job in doing:
-                    raise ConfigError(
-                        f"{self._point.option_flag}={self._asked}",
-                        f"both '{doing[job].name}' and '{candidate.name}' serve {job}",
-                        "name one of them",
-                    )
+                    found = f"both '{doing[job].name}' and '{candidate.name}' serve {job}"
+                    raise ConfigError(f"{self._point.option_flag}={self._asked}", found, "name one of them")
             take(candidate, card, True, [verdict])
         cards, passed_over = self._ranked
         for job in self._asks:

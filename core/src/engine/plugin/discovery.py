@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from engine.plugin.candidate import Candidate, Problem
+from engine.plugin.candidate import Candidate, Problem, installed
 from engine.plugin.card import Card
-from engine.plugin.hints import did_you_mean, distribution_of, known_drivers, near_matches
+from engine.plugin.hints import did_you_mean, known_drivers, near_matches
 from engine.plugin.loading import load_entry_point
-from engine.plugin.plugin_list import PluginList, normal, only
+from engine.plugin.plugin_list import PluginList, only
 from engine.plugin.points import CLIENT, COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, PICKS, POINTS, Point
 from engine.types.errors import (
     ContractError,
@@ -33,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 SLOW_SECONDS = 5.0
 """A card that takes longer to import is named in the log: the start waits for it."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_GROUP = re.compile(r"engine\.((?:hooks\.)?[a-z_]+)\.v(\d+)\Z")
 
 
 @dataclass
@@ -70,17 +65,18 @@ class Registry:
 
     @classmethod
     def discover(cls, extra: Iterable[Candidate] = (), plugins: PluginList | None = None) -> Registry:
-        """Read what is installed, in one pass over `importlib.metadata.distributions()`; import nothing.
+        """Read what is installed; import nothing.
 
         Args:
             extra: further candidates, beside those that are installed (for tests).
             plugins: which of them may be used; None: all.
 
-        Raises:
-            ConfigError: the list names what is not installed, or contradicts itself.
+        Raises ConfigError: the list names what is not installed, or contradicts itself.
         """
-        found, problems = _scan()
-        return cls(found=(*found, *extra), problems=tuple(problems), plugins=plugins or PluginList())
+        there = installed()
+        unknown = {c: problem for c in there.candidates if (problem := _unknown_point(c))}
+        found = (*(c for c in there.candidates if c not in unknown), *extra)
+        return cls(found, (*there.problems, *unknown.values()), plugins=plugins or PluginList())
 
     def following(self, plugins: PluginList) -> Registry:
         """The same under this list; itself where it has that already, or where the list is empty.
@@ -117,10 +113,7 @@ class Registry:
         return same if len(same) > 1 and not (point and PICKS[point.pick].namesakes) else []
 
     def find(self, point: str, name: str, distribution: str = "") -> Candidate:
-        """The one candidate of this name.
-
-        Args:
-            distribution: whose it is, where several may offer the name (`Pick.namesakes`).
+        """The one candidate of this name; of this distribution, where several may offer the name (`Pick.namesakes`).
 
         Raises:
             DriverNotFoundError: nothing of this name is installed.
@@ -135,12 +128,10 @@ class Registry:
             return matches[0]
         if matches:
             raise duplicate(point, matches)
-        for candidate in self.outdated(point):
-            if candidate.name == name:
-                raise self.incompatible(candidate)
-        for candidate in only(self.denied, point):
-            if candidate.name == name:
-                raise self.denial(candidate)
+        if outdated := [c for c in self.outdated(point) if c.name == name]:
+            raise self.incompatible(outdated[0])
+        if denied := [c for c in only(self.denied, point) if c.name == name]:
+            raise self.denial(denied[0])
         raise self._not_found(point, name)
 
     # -- cards -------------------------------------------------------------------------------------------------------
@@ -158,26 +149,18 @@ class Registry:
         card = load_entry_point(candidate)
         if (seconds := time.monotonic() - started) > SLOW_SECONDS:
             logger.warning(
-                "the card of driver '%s' for %s (%s) took %.1f s to import; see `engine plugins doctor`",
-                *(candidate.name, candidate.point, candidate.provenance, seconds),
+                "the card of %s (%s) took %.1f s to import; see `engine plugins doctor`",
+                *(candidate.label, candidate.provenance, seconds),
             )
         module, _, attribute = point.interface.partition(":")
         interface: type[Card] = getattr(importlib.import_module(module), attribute)
         if not isinstance(card, type) or not issubclass(card, interface):
-            raise ContractError(
-                f"use driver '{candidate.name}' for {candidate.point}",
-                f"{candidate.value} of {candidate.provenance} is {card!r}, not a subclass of {point.interface}",
-                "its author has to name the card class in the entry point",
-                **candidate.blame,
-            )
+            found = f"{candidate.value} of {candidate.provenance} is {card!r}, not a subclass of {point.interface}"
+            raise candidate.error(ContractError, found, "its author has to name the card class in the entry point")
         if card.requires_minor > point.minor:
-            raise IncompatibleDriverError(
-                f"use driver '{candidate.name}' for {candidate.point}",
-                f"{candidate.provenance} needs interface {candidate.major}.{card.requires_minor}, "
-                f"this core has {candidate.major}.{point.minor}",
-                "pip install --upgrade engine",
-                **candidate.blame,
-            )
+            needs = f"{candidate.provenance} needs interface {candidate.major}.{card.requires_minor}"
+            found = f"{needs}, this core has {candidate.major}.{point.minor}"
+            raise candidate.error(IncompatibleDriverError, found, "pip install --upgrade engine")
         self._cards[candidate] = card
         return card
 
@@ -194,43 +177,29 @@ class Registry:
         hint = did_you_mean(name, (c.name for c in installed))
         if elsewhere:
             hint = f"'{name}' is a driver of {', '.join(elsewhere)}"
-        if distribution := distribution_of(point, name):
-            hint = f"pip install {distribution}"
-        elif not hint and (near := near_matches(name, known_drivers().get(point, ()))):
-            lines = (f"'{known}' (pip install {distribution_of(point, known)})" for known in near)
+        known = known_drivers().get(point, {})
+        if name in known:
+            hint = f"pip install {known[name]}"
+        elif not hint and (near := near_matches(name, known)):
+            lines = (f"'{other}' (pip install {known[other]})" for other in near)
             hint = f"did you mean {' or '.join(lines)}?"
-        if not hint:
-            hint = "install the distribution that offers it; `engine plugins` lists what is installed"
-        return DriverNotFoundError(
-            f"use driver '{name}' for {point}",
-            f"no installed distribution offers it; installed: {listing}",
-            hint,
-            point=point,
-            driver=name,
-        )
+        hint = hint or "install the distribution that offers it; `engine plugins` lists what is installed"
+        found = f"no installed distribution offers it; installed: {listing}"
+        return DriverNotFoundError(f"use driver '{name}' for {point}", found, hint, point=point, driver=name)
 
     def broken(self) -> tuple[BrokenPlugin, ...]:
         """What is in quarantine, as it travels."""
         from engine.types.start import BrokenPlugin  # with msgspec, which a listing does without
 
-        return tuple(
-            BrokenPlugin(
-                point=c.point, driver=c.name, distribution=c.distribution, version=c.version, value=c.value,
-                found=error.found or str(error), remedy=error.remedy,
-            )
-            for c, error in self.quarantine.items()
-        )  # fmt: skip
+        told = ((c.facts, error.found or str(error), error.remedy) for c, error in self.quarantine.items())
+        return tuple(BrokenPlugin(**facts, found=found, remedy=remedy) for facts, found, remedy in told)
 
     def denial(self, candidate: Candidate) -> DriverDeniedError:
         """The error for a candidate that somebody asks for and the list of plugins denies."""
         named = self.denied[candidate].startswith("'")
         remedy = "take that entry out of the list" if named else f"add {candidate.distribution} to the list"
-        return DriverDeniedError(
-            f"use {candidate.role} '{candidate.name}' for {candidate.point}",
-            f"{candidate.provenance} offers it, but {self.why_denied(candidate)}",
-            f"{remedy}, or name another",
-            **candidate.blame,
-        )
+        found = f"{candidate.provenance} offers it, but {self.why_denied(candidate)}"
+        return candidate.error(DriverDeniedError, found, f"{remedy}, or name another")
 
     def why_denied(self, candidate: Candidate) -> str:
         """The reason, with the list and where it was set."""
@@ -238,25 +207,19 @@ class Registry:
 
     def why_outdated(self, candidate: Candidate) -> str:
         """The versions, e.g. "speaks v4, this core serves v0, v1"."""
-        return (
-            f"speaks v{candidate.major}, this core serves {', '.join(map('v{}'.format, self._majors(candidate.point)))}"
-        )
+        served = ", ".join(f"v{major}" for major in self._majors(candidate.point))
+        return f"speaks v{candidate.major}, this core serves {served}"
 
     def denies(self, point: str, name: str) -> bool:
         """Whether the list of plugins denies a driver of this name, and no other of that name is left."""
-        return any(c.name == name for c in only(self.denied, point)) and all(
-            c.name != name for c in self.candidates(point)
-        )
+        return name in {c.name for c in only(self.denied, point)} - {c.name for c in self.candidates(point)}
 
     def incompatible(self, candidate: Candidate) -> IncompatibleDriverError:
         """The error for a candidate of a major outside the served range."""
         stale = candidate.major < min(self._majors(candidate.point))
-        return IncompatibleDriverError(
-            f"use driver '{candidate.name}' for {candidate.point}",
-            f"{candidate.provenance} {self.why_outdated(candidate)}",
-            f"pip install --upgrade {candidate.distribution if stale else 'engine'}",
-            **candidate.blame,
-        )
+        remedy = f"pip install --upgrade {candidate.distribution if stale else 'engine'}"
+        found = f"{candidate.provenance} {self.why_outdated(candidate)}"
+        return candidate.error(IncompatibleDriverError, found, remedy)
 
 
 def duplicate(point: str, matches: Iterable[Candidate]) -> DuplicateDriverError:
@@ -281,67 +244,6 @@ def duplicate(point: str, matches: Iterable[Candidate]) -> DuplicateDriverError:
 
 def _name_of(problem: Problem) -> str:
     return problem.distribution.partition(" ")[0]
-
-
-def _scan() -> tuple[list[Candidate], list[Problem]]:
-    found: list[Candidate] = []
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    needed: list[tuple[str, str, str]] = []
-    for distribution in importlib.metadata.distributions():
-        label = "unknown"
-        try:
-            # The normalised name comes from the folder's name; reading METADATA of everything installed would take
-            # most of the time that `engine plugins` has.
-            label = getattr(distribution, "_normalized_name", None) or distribution.metadata["Name"]
-            if label in seen:
-                continue
-            seen.add(label)
-            text = distribution.read_text("entry_points.txt")
-            if not text or "engine." not in text:
-                continue
-            name, version, needs = _head(distribution)
-            needed += [(name, version, need) for need in needs]
-            for entry in distribution.entry_points:
-                match = _GROUP.match(entry.group)
-                if not match:
-                    continue
-                candidate = Candidate(match[1], entry.name, int(match[2]), name, version, entry.value)
-                problem = _unknown_point(candidate)
-                if problem is None:
-                    found.append(candidate)
-                else:
-                    problems.append(problem)
-        except Exception as error:  # whatever a broken installation raises must not take the others down
-            problems.append(
-                Problem(
-                    str(label),
-                    f"its metadata cannot be read: {type(error).__name__}: {error}",
-                    f"pip install --force-reinstall {label}",
-                )
-            )
-    installed = {normal(label) for label in seen}
-    problems += [
-        Problem(f"{name} {version}", f"it needs '{need}', which is not installed", f"pip install {need}", "incomplete")
-        for name, version, need in needed
-        if normal(need) not in installed
-    ]
-    return found, problems
-
-
-def _head(distribution: importlib.metadata.Distribution) -> tuple[str, str, list[str]]:
-    """(name, version, the distributions that it always needs). Raises ValueError where there is no name or version.
-
-    Read here and not with `distribution.metadata`, which takes a millisecond each time.
-    """
-    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-    fields = [line.partition(":")[::2] for line in text.partition("\n\n")[0].splitlines()]
-    values = {name: value.strip() for name, value in reversed(fields)}
-    if not values.get("Name") or not values.get("Version"):
-        raise ValueError("it states no name or no version")
-    # What is needed under a condition (an extra, a platform) may rightly be absent.
-    needs = [value.strip() for name, value in fields if name == "Requires-Dist" and ";" not in value]
-    return values["Name"], values["Version"], [match[0] for need in needs if (match := _NAME.match(need))]
 
 
 def _unknown_point(candidate: Candidate) -> Problem | None:

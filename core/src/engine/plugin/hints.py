@@ -7,8 +7,8 @@ driver's name, and the package that offers it. They are read when an error is pr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
-from importlib.metadata import entry_points
+
+from engine.plugin.candidate import installed
 
 _PREFIX = "engine_known."
 
@@ -32,24 +32,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(repr(match) for match in matches)}?" if matches else ""
 
 
-@cache
 def known_drivers() -> Mapping[str, Mapping[str, str]]:
     """By point: driver to distribution, e.g. {"attention": {"flash": "engine-flashattn"}}."""
-    points: dict[str, dict[str, str]] = {}
-    for group in sorted(group for group in entry_points().groups if group.startswith(_PREFIX)):
-        entries = {entry.name: entry.value.replace("_", "-") for entry in entry_points(group=group)}
-        points[group.removeprefix(_PREFIX)] = entries
-    return points
+    return {
+        group.removeprefix(_PREFIX): {entry.name: entry.value.replace("_", "-") for entry in entries}
+        for group, entries in sorted(installed().others.items())
+        if group.startswith(_PREFIX)
+    }
 
 
 def distribution_of(point: str, name: str) -> str:
     """The distribution that is known to offer this driver; "" for none."""
     return known_drivers().get(point, {}).get(name, "")
-
-
-def known_distributions() -> set[str]:
-    """Those that are known to offer a driver."""
-    return {distribution for drivers in known_drivers().values() for distribution in drivers.values()}
 
 
 def how_to_install(point: str) -> str:

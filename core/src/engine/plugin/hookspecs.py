@@ -138,8 +138,8 @@ class FrontendHooks:
     @hook("wrap", thread=f"{_SERVER}; {_APPLICATION}", cost="once a start, and the application once a HTTP request")
     def http_middleware(self, app: Any, server: Any) -> Any:
         """An ASGI application around the routes, made before `engine_started`; `server` as for `http_routes`. The
-        request has an id, the server is serving, and whoever asks for the body first gets all of it, within limits. It
-        gets every scope."""
+        request has an id, and whoever asks for the body first gets all of it, within limits. It gets every scope, also
+        while the server takes no requests yet, or no more."""
 
     @hook("observing", thread=f"{_SERVER}; {_COLLECTORS}", cost="once a start, and the collectors once a scrape")
     def metrics(self, registry: Any) -> None:

@@ -6,15 +6,16 @@ disk (which loses the distribution) and its handling of duplicates stay out of t
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from engine.plugin.candidate import entry_points
 from engine.plugin.points import POINTS
-from engine.process.importing import import_object
-from engine.types.errors import ContractError, DriverImportError
+from engine.types.errors import ContractError, DriverImportError, EngineError
 
 if TYPE_CHECKING:
     from engine.plugin.candidate import Candidate
@@ -28,6 +29,10 @@ def load_entry_point(candidate: Candidate) -> object:
         DriverImportError: with the name, the distribution, the value and the cause, whatever the import raised
             (SystemExit included; KeyboardInterrupt passes).
     """
+    where = f" of {candidate.provenance}"
+    if candidate.point == "commands":  # somebody waits for its `--help`, and stevedore takes longer to import than that
+        with _importing(candidate.label, candidate.value, where, candidate):
+            return import_object(candidate.value)
     from stevedore.named import NamedExtensionManager
 
     chosen = importlib.metadata.EntryPoint(candidate.name, candidate.value, candidate.group)
@@ -39,12 +44,20 @@ def load_entry_point(candidate: Candidate) -> object:
     def fail(_manager: object, _entry_point: object, error: BaseException) -> NoReturn:
         raise error
 
-    what = f"{candidate.role} '{candidate.name}' for {candidate.point}"
-    with _importing(what, candidate.value, f" of {candidate.provenance}", candidate):
+    with _importing(candidate.label, candidate.value, where, candidate):
         manager = OneEntryPoint(
             candidate.group, [candidate.name], on_load_failure_callback=fail, on_missing_entrypoints_callback=None
         )
         return manager.extensions[0].plugin
+
+
+def brought(part: str, asked: str = "") -> Any:
+    """What an installed package (of ours `engine_kit`) brings for a part of the engine that stands outside the core, by
+    the entry-point group `engine_parts`. Where none does: None, or an EngineError if something was `asked`."""
+    found = next((entry for entry in entry_points("engine_parts") if entry.name == part), None)
+    if found is None and asked:
+        raise EngineError(asked, f"no installed package brings {part!r}", "pip install --upgrade engine-kit")
+    return None if found is None else found.load()
 
 
 def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate | None = None) -> type:
@@ -55,9 +68,6 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
         half: which of `card.bodies`; None for `card.body`.
         candidate: where the card came from, for the message of an error.
 
-    Returns:
-        The class that the card names.
-
     Raises:
         ContractError: the card names no such body, or what it names is not a class.
         DriverImportError: the import raised, whatever it raised.
@@ -65,8 +75,7 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
     card_name = f"{card.__module__}:{card.__qualname__}"
     what, where, blame = f"the driver of {card_name}", "", {"point": ""}
     if candidate is not None:
-        what = f"driver '{candidate.name}' for {candidate.point}"
-        where, blame = f" of {candidate.provenance}", candidate.blame
+        what, where, blame = candidate.label, f" of {candidate.provenance}", candidate.blame
     value = card.body if half is None else card.bodies.get(half, "")
     module_name, _, attribute = value.partition(":")
     if not module_name or not attribute:
@@ -79,13 +88,30 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
     with _importing(what, value, where, candidate, "its body "):
         body: object = import_object(value)
     if not isinstance(body, type):
-        raise ContractError(
-            f"load {what}",
-            f"its body {value}{where} is {body!r}, not a class",
-            "its author has to name a class",
-            **blame,
-        )
+        found = f"its body {value}{where} is {body!r}, not a class"
+        raise ContractError(f"load {what}", found, "its author has to name a class", **blame)
     return body if candidate is None else _adapted(body, card, candidate)
+
+
+def import_object(value: str) -> Any:
+    """What "package.module:Name" (or ":Outer.Name") names.
+
+    The garbage collector rests meanwhile: an import makes hundreds of thousands of objects, all of which stay, and to
+    look through them again and again takes a tenth of the time in which torch is imported.
+
+    Raises whatever the import raises; AttributeError where the module has no such name.
+    """
+    module, _, path = value.partition(":")
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        found: Any = importlib.import_module(module)
+    finally:
+        if enabled:
+            gc.enable()
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
 
 
 def _adapted(body: type, card: type[Card], candidate: Candidate) -> type:

@@ -1,11 +1,9 @@
-"""The manifest: what the launcher chose, in plain strings, checked by every process against what it finds itself."""
+"""The manifest: what the launcher chose, as `Choice` has it, checked by every process against what it finds itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
-
-import msgspec
 
 from engine.plugin.discovery import Registry
 from engine.plugin.options import validate_options
@@ -17,47 +15,33 @@ from engine.types.start import Choice
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """The chosen drivers of one engine.
+def check_choices(registry: Registry, choices: Iterable[Choice]) -> None:
+    """Compare with what is installed here; import nothing.
 
-    Args:
-        choices: one entry a selection: point, kind, driver, distribution, version, value, options.
+    Raises ManifestError, which names each driver that is missing here, comes from another distribution or another
+    place, or has another version.
     """
+    _refuse("start with the drivers that the launcher chose", (_difference(c, registry) for c in choices))
 
-    choices: tuple[Choice, ...] = ()
 
-    @classmethod
-    def of(cls, selections: Iterable[Selection[Any]]) -> Manifest:
-        """The manifest of what was selected, in that order."""
-        return cls(tuple(selection.choice() for selection in selections))
+def restore(registry: Registry, choices: Iterable[Choice]) -> list[Selection[Any]]:
+    """The selections that choices were made from, as this process sees them; cards are imported, bodies are not.
 
-    def check(self, registry: Registry) -> None:
-        """Compare with what is installed here; import nothing.
-
-        Raises:
-            ManifestError: naming each driver that is missing here, comes from another distribution or another place,
-                or has another version.
-        """
-        _refuse("start with the drivers that the launcher chose", (_difference(c, registry) for c in self.choices))
-
-    def restore(self, registry: Registry) -> tuple[Selection[Any], ...]:
-        """Check, then import the chosen cards and validate their options again: the selections, in this process.
-
-        Raises:
-            ManifestError: as `check`.
-            PluginError: a card cannot be imported, or refuses its options.
-        """
-        self.check(registry)
-        return tuple(restore_choice(registry, choice) for choice in self.choices)
+    Raises PluginError: a card cannot be imported, or refuses its options.
+    """
+    found: list[Selection[Any]] = []
+    for choice in choices:
+        candidate = registry.find(choice.point, choice.driver, choice.distribution)
+        card = registry.card(candidate)
+        options = validate_options(choice.point, [(candidate, card)], choice.options)[candidate]
+        found.append(Selection(choice.point, choice.kind, candidate, card, options, asked=choice.asked))
+    return found
 
 
 class Blame:
-    """Names the driver that a ContractError is about: who finds a fault in a driver at work knows its point alone.
+    """Names the driver at work (of `choices`) that a ContractError is about: who finds a fault knows its point alone.
 
     `with blame:` does so for what is raised inside. It has no state, and may be entered as often as one likes.
-
-    Args:
-        choices: the drivers at work.
     """
 
     def __init__(self, choices: Sequence[Choice]) -> None:
@@ -116,22 +100,11 @@ def check_hooks(registry: Registry, process: str, choices: Iterable[Choice] | No
     _refuse("start with the hook plugins that the launcher found", differences)
 
 
-def restore_choice(registry: Registry, choice: Choice) -> Selection[Any]:
-    """The selection that a choice was made from, as this process sees it; its card is imported, its body is not."""
-    candidate = registry.find(choice.point, choice.driver, choice.distribution)
-    card = registry.card(candidate)
-    options = validate_options(choice.point, [(candidate, card)], choice.options)[candidate]
-    return Selection(choice.point, choice.kind, candidate, card, options, asked=choice.asked)
-
-
 def _refuse(asked: str, differences: Iterable[str]) -> None:
     """Raise ManifestError where there is a difference."""
     if found := list(dict.fromkeys(filter(None, differences))):
-        raise ManifestError(
-            asked,
-            "this process finds others: " + "; ".join(found),
-            "install the same distributions, in the same versions, wherever a part of the engine runs",
-        )
+        remedy = "install the same distributions, in the same versions, wherever a part of the engine runs"
+        raise ManifestError(asked, "this process finds others: " + "; ".join(found), remedy)
 
 
 def _difference(choice: Choice, registry: Registry) -> str:

@@ -6,7 +6,8 @@ Drivers' are `--POINT.OPTION VALUE`, hook plugins' `--hooks.NAME.OPTION VALUE`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from engine.plugin.hints import did_you_mean
 from engine.plugin.loading import load_entry_point
@@ -37,8 +38,7 @@ def validate_options(
     Returns:
         For each chosen driver an instance of its `Options`, or None where it has none.
 
-    Raises:
-        OptionsError: naming the option, the value, and near matches for a name that is unknown.
+    Raises OptionsError: naming the option, the value, and near matches for a name that is unknown.
     """
     given = dict(given or {})
     cards = dict(chosen)
@@ -84,12 +84,8 @@ def build_options(candidate: Candidate, card: Any, given: Mapping[str, Any]) -> 
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"])
             faults.append(f"{path or 'options'}: {fault['msg']} (given: {fault['input']!r})")
-        refused = OptionsError(
-            f"set options of {candidate.role} '{candidate.name}' for {candidate.point}",
-            f"{candidate.provenance} says: " + "; ".join(faults),
-            "its options: " + _listing(options),
-            **candidate.blame,
-        )
+        found, remedy = f"{candidate.provenance} says: {'; '.join(faults)}", f"its options: {_listing(options)}"
+        refused = candidate.error(OptionsError, found, remedy, "set options of")
         refused.options = tuple(str(fault["loc"][0]) for fault in error.errors() if fault["loc"])
         raise refused from error
 
@@ -108,11 +104,20 @@ def _chosen(annotation: Any, value: Any) -> Any:
     return next((choice for choice in choices if str(choice).lower() == value.lower()), value)
 
 
+def _kinds(annotation: Any) -> list[str]:
+    """What is taken, choice by choice and type by type."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for inner in get_args(annotation) for kind in _kinds(inner)]
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    named = "None" if annotation is NoneType else getattr(annotation, "__name__", str(annotation))
+    return [*map(repr, _choices(annotation))] or [named]
+
+
 def _listing(options: type[BaseModel]) -> str:
     entries = []
     for name, field in options.model_fields.items():
-        choices = " or ".join(map(repr, _choices(field.annotation)))
-        kind = choices or getattr(field.annotation, "__name__", str(field.annotation))
+        kind = " or ".join(_kinds(field.annotation))
         entries.append(f"{name} ({kind}, {'required' if field.is_required() else f'default {field.default!r}'})")
     return ", ".join(entries)
 
@@ -128,12 +133,8 @@ def plain(name: str) -> str:
 
 
 def check_hook_options(registry: Registry, given: HookOptions) -> dict[str, dict[str, Any]]:
-    """Validate options of hook plugins; nothing is imported of a plugin that none are given for.
-
-    Who gives options names the plugin, so what is broken stops the start: "explicit never falls back".
-
-    Returns:
-        The same, as plain data for every process.
+    """The options of hook plugins, validated, as plain data for every process; nothing is imported of a plugin that
+    none are given for. Who gives options names the plugin, so what is broken stops the start.
 
     Raises:
         DriverNotFoundError: no hook plugin has this name. DriverDeniedError: the list of plugins denies it.
@@ -145,9 +146,9 @@ def check_hook_options(registry: Registry, given: HookOptions) -> dict[str, dict
         everyone = [c for process in HOOK_PROCESSES for c in registry.candidates(f"{HOOKS}.{process}")]
         plugins = {c: load_entry_point(c) for c in everyone if plain(c.name) == plain(name)}
         if not plugins:
-            for candidate in registry.denied:
-                if candidate.point.startswith(f"{HOOKS}.") and plain(candidate.name) == plain(name):
-                    raise registry.denial(candidate)
+            hooks = (c for c in registry.denied if c.point.startswith(f"{HOOKS}."))
+            if denied := next((c for c in hooks if plain(c.name) == plain(name)), None):
+                raise registry.denial(denied)
             raise _not_found(everyone, name, options)
         _check_names(f"{HOOKS}.{name}", "the hook plugin", plugins, options)
         for candidate, plugin in plugins.items():

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import requires
 from operator import methodcaller
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from engine.plugin.hints import did_you_mean, distribution_of, known_distributions, near_matches
+from engine.plugin.candidate import Candidate, normal
+from engine.plugin.loading import brought
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
-
-if TYPE_CHECKING:
-    from engine.plugin.candidate import Candidate
 
 CORE = "engine-base"
 """The core's own distribution."""
@@ -82,8 +80,7 @@ class PluginList:
             found: every plugin that is installed.
             broken: distributions whose plugins cannot be read; they may be named too.
 
-        Raises:
-            ConfigError: an entry names nothing that is installed (with near matches), or allows what others deny.
+        Raises ConfigError: an entry names nothing that is installed (with near matches), or allows what others deny.
         """
         for entry in self.entries:
             known = any(entry.names(candidate) for candidate in found)
@@ -94,11 +91,8 @@ class PluginList:
             named = [candidate for candidate in found if entry.names(candidate)]
             if not entry.denies and named and all(candidate in denied for candidate in named):
                 denying = [repr(e.text) for e in self.entries if e.denies and any(map(e.names, named))]
-                raise ConfigError(
-                    f"allow '{entry.text}' with {self.shown}",
-                    f"other entries of the list deny it: {', '.join(denying)}",
-                    "take one of them out",
-                )
+                found_ = f"other entries of the list deny it: {', '.join(denying)}"
+                raise ConfigError(f"allow '{entry.text}' with {self.shown}", found_, "take one of them out")
         return denied
 
     def denies_distribution(self, name: str) -> bool:
@@ -121,44 +115,15 @@ class PluginList:
             point, name = "", normal(named)
         point, name = _point(point.strip()), name.strip()
         if not name or (colon and not point):
-            raise ConfigError(
-                f"use {self.shown}",
-                f"'{text}' names no plugin",
-                "write distributions or POINT:DRIVER with commas between them, a minus before what is denied",
-            )
+            remedy = "write distributions or POINT:DRIVER with commas between them, a minus before what is denied"
+            raise ConfigError(f"use {self.shown}", f"'{text}' names no plugin", remedy)
         return Entry(text, denies, point, name)
 
     def _unknown(self, entry: Entry, found: Collection[Candidate], broken: Collection[str]) -> ConfigError:
-        verb = "deny" if entry.denies else "allow"
-        asked = f"{verb} '{entry.text.removeprefix('-')}' with {self.shown}"
-        if entry.point:
-            points = {*POINTS, HOOKS, *(candidate.point for candidate in found)}
-            if entry.point not in points:
-                hint = did_you_mean(entry.point, points) or f"the points are: {', '.join(sorted(points))}"
-                return ConfigError(asked, f"there is no point '{entry.point}'", hint)
-            drivers = [c.name for c in found if Entry("", False, entry.point, c.name).names(c)]
-            listing = ", ".join(dict.fromkeys(drivers)) or "none"
-            near = [f"'{entry.point}:{name}'" for name in near_matches(entry.name, drivers)]
-            hint = f"did you mean {' or '.join(near)}?" if near else ""
-            if distribution := distribution_of(entry.point, entry.name):
-                hint = f"pip install {distribution}, or take it out of the list"
-            found_ = f"no installed distribution offers it; {entry.point} has: {listing}"
-            return ConfigError(asked, found_, hint or "take it out of the list")
-        distributions = {normal(name): name for name in (*broken, *(c.distribution for c in found))}
-        as_driver = dict.fromkeys(
-            f"{HOOKS if c.point.startswith(HOOKS) else c.point}:{c.name}" for c in found if normal(c.name) == entry.name
-        )
-        hint = did_you_mean(entry.name, distributions.values())
-        if as_driver:
-            hint = f"for the driver of that name write {' or '.join(as_driver)}"
-        elif entry.name in known_distributions():
-            hint = f"pip install {entry.name}, or take it out of the list"
-        listing = ", ".join(sorted(distributions.values())) or "none"
-        return ConfigError(
-            asked,
-            f"no installed distribution of this name offers plugins; those that do: {listing}",
-            hint or "take it out of the list",
-        )
+        asked = f"{'deny' if entry.denies else 'allow'} '{entry.text.removeprefix('-')}' with {self.shown}"
+        says = brought("unknown_plugin")
+        found_, hint = says(entry, found, broken) if says else ("nothing that is installed is called so", "")
+        return ConfigError(asked, found_, hint or "take it out of the list")
 
 
 @cache
@@ -167,11 +132,6 @@ def own() -> frozenset[str]:
     needs = requires(CORE) or []
     extra = [need for need in needs if re.search(rf"""extra\s*==\s*['"]{REFERENCE}['"]""", need)]
     return frozenset({"engine", CORE, *(normal(re.split(r"[^\w.-]", need, maxsplit=1)[0]) for need in extra)})
-
-
-def normal(distribution: str) -> str:
-    """A distribution's name as all its spellings have it."""
-    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
 
 
 def _point(text: str) -> str:

@@ -38,7 +38,9 @@ CardT = TypeVar("CardT", bound="Card")
 NeedT = TypeVar("NeedT")
 """What a point's cards are asked."""
 
-PickName = Literal["one", "ordered", "all", "in_turn", "per_kind", "by_architecture", "claims", "recognises", "many"]
+PickName = Literal[
+    "one", "ordered", "all", "in_turn", "in_order", "per_kind", "by_architecture", "claims", "recognises", "many"
+]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Pick:
         lacks: what is said of a card that does not serve what is asked, with {served} and {asked}.
         question: the card's method that has to answer True beside, unless the driver was named; "" for none.
         denies: what is said where it answers False, with {need}.
+        found_by: what decides before the priority, or in its place, as a reason why a driver is chosen.
         takes: of the drivers that fit, the "first", "all", or the "only" one: two are an error.
         several: whether a user may name several, with commas between them.
         helped: whether those that nobody named serve what the named ones do not.
@@ -68,6 +71,7 @@ class Pick:
     lacks: str = ""
     question: str = ""
     denies: str = ""
+    found_by: str = ""
     takes: Literal["first", "all", "only"] = "first"
     several: bool = False
     helped: bool = False
@@ -102,12 +106,10 @@ PICKS: Mapping[PickName, Pick] = MappingProxyType(
         # Each request goes to the first that serves its kind and takes it. Names stand for themselves alone; behind
         # "auto" among them stand all others.
         "in_turn": Pick(
-            "to have them chosen",
-            serves="constraints",
-            lacks="it serves none of {asked}",
-            takes="all",
-            several=True,
+            "to have them chosen", serves="constraints", lacks="it serves none of {asked}", takes="all", several=True
         ),
+        # All that are named, and nobody else; who does a piece of work is settled by this order.
+        "in_order": Pick("to have one chosen where there is one thing to do", takes="all", several=True),
         # One driver for each kind of layer that the model has: a name binds the kinds that it serves, "kind=driver,..."
         # is exact.
         "per_kind": Pick(
@@ -118,16 +120,25 @@ PICKS: Mapping[PickName, Pick] = MappingProxyType(
         ),
         # The entry point's name is the architecture string of the model's config.json, or `ANY_ARCHITECTURE`: those are
         # asked where no driver of the architecture's own name fits.
-        "by_architecture": Pick("to have the one that is called like the model's architecture", namesakes=True),
+        "by_architecture": Pick(
+            "to have the one that is called like the model's architecture",
+            found_by="it has the model's architecture",
+            namesakes=True,
+        ),
         # The one card whose `claims(name)` is true.
         "claims": Pick(
-            "to have the one that claims the model", question="claims", denies="does not claim {need!r}", takes="only"
+            "to have the one that claims the model",
+            question="claims",
+            denies="does not claim {need!r}",
+            found_by="it claims the model",
+            takes="only",
         ),
         # The first whose card `recognises` the model, none where none does; "none" turns it off.
         "recognises": Pick(
             "to have one chosen where the model's chat template shows which",
             question="recognises",
             denies="the model's chat template has nothing of its form",
+            found_by="it recognises the model's chat template",
             required=False,
         ),
         # All that are named, and one for each job that the point has.
@@ -149,7 +160,7 @@ class Point(Generic[CardT, NeedT]):
 
     Attributes:
         name: the point's name; drivers register in the entry-point group `engine.<name>.v<major>`.
-        interface: "module:Class" of the card interface that every driver's card subclasses.
+        card: the class in `engine.interfaces.<name>` that every driver's card subclasses.
         pick: how drivers are picked, see `PICKS`.
         help: one line for `--help`, the docs and `engine plugins`.
         majors: the interface majors that this core serves, ascending; its own code speaks the last.
@@ -164,16 +175,21 @@ class Point(Generic[CardT, NeedT]):
     """
 
     name: str
-    interface: str
+    card: str
     pick: PickName
     help: str
     majors: tuple[int, ...] = (0,)
-    adapters: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    adapters: Mapping[int, str] = field(default_factory=dict, hash=False)
     minor: int = 0
-    additions: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    additions: Mapping[int, str] = field(default_factory=dict, hash=False)
     flag: str | None = None
     kinds: tuple[str, ...] = ()
     optional: bool = False
+
+    @property
+    def interface(self) -> str:
+        """ "module:Class" of the card."""
+        return f"engine.interfaces.{self.name}:{self.card}"
 
     @property
     def option_flag(self) -> str:
@@ -197,120 +213,109 @@ class Point(Generic[CardT, NeedT]):
 
 PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
     "platform",
-    "engine.interfaces.platform:PlatformCard",
+    "PlatformCard",
     "one",
     "the device: memory pools, dtypes, capture and replay, the worker that is started",
+    minor=1,
 )
 OPS: Point[OpsCard, OpsNeed] = Point(
-    "ops",
-    "engine.interfaces.ops:OpsCard",
-    "ordered",
-    "tensor operations; a comma-separated order of preference, resolved per operation",
+    "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=2
 )
 ATTENTION: Point[AttentionCard, tuple[AttentionNeed, ...]] = Point(
     "attention",
-    "engine.interfaces.attention:AttentionCard",
+    "AttentionCard",
     "per_kind",
     "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
-    minor=1,
+    minor=3,
     kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
 )
 COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(
     "communicator",
-    "engine.interfaces.communicator:CommunicatorCard",
+    "CommunicatorCard",
     "all",
     "collectives between the ranks of a model; a comma-separated order, the first that accepts one takes it",
+    minor=1,
 )
 EXECUTOR: Point[ExecutorCard, ExecutorNeed] = Point(
-    "executor",
-    "engine.interfaces.executor:ExecutorCard",
-    "one",
-    "starts the workers, carries plans to them and merges their results",
+    "executor", "ExecutorCard", "one", "starts the workers, carries plans to them and merges their results", minor=1
 )
 EVICTOR: Point[EvictorCard, None] = Point(
-    "evictor",
-    "engine.interfaces.evictor:EvictorCard",
-    "one",
-    "orders the cached KV pages that are given up first",
+    "evictor", "EvictorCard", "one", "orders the cached KV pages that are given up first", minor=3
 )
 MODEL: Point[ModelCard, ModelNeed] = Point(
     "model",
-    "engine.interfaces.model:ModelCard",
+    "ModelCard",
     "by_architecture",
     "the model's implementation, by the architecture string of its config.json",
     flag="model-impl",
+    minor=2,
 )
 QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
     "quantization",
-    "engine.interfaces.quantization:QuantizationCard",
+    "QuantizationCard",
     "per_kind",
-    "weights of fewer bits, quantised while they are loaded; a driver, or kind=driver,... (default: none)",
+    "weights of fewer bits; a driver, or kind=driver,... (default: the one that reads what is stored so, else none)",
     kinds=("linear", "head"),
     optional=True,
+    minor=1,
 )
 CHECKPOINT: Point[CheckpointCard, str] = Point(
     "checkpoint",
-    "engine.interfaces.checkpoint:CheckpointCard",
+    "CheckpointCard",
     "claims",
     "resolves a model's name to files and reads the tensors in them",
     flag="load-format",
+    minor=1,
 )
 TOKENIZER: Point[TokenizerCard, TokenizerNeed] = Point(
-    "tokenizer",
-    "engine.interfaces.tokenizer:TokenizerCard",
-    "one",
-    "text to tokens and back, and the chat template",
-    flag="tokenizer-mode",
+    "tokenizer", "TokenizerCard", "one", "text to tokens and back; the chat template", flag="tokenizer-mode", minor=1
 )
 SCHEDULING_POLICY: Point[SchedulingPolicyCard, None] = Point(
-    "scheduling_policy",
-    "engine.interfaces.scheduling_policy:SchedulingPolicyCard",
-    "one",
-    "orders the waiting requests and picks whom to preempt",
-    majors=(1,),
+    "scheduling_policy", "SchedulingPolicyCard", "one", "orders waiting requests and picks whom to preempt", majors=(1,)
 )
 KV_CONNECTOR: Point[KVConnectorCard, KVConnectorNeed] = Point(
     "kv_connector",
-    "engine.interfaces.kv_connector:KVConnectorCard",
-    "one",
-    "takes KV pages elsewhere and back; today the swap tier of preempted requests (see --swap-space)",
+    "KVConnectorCard",
+    "in_order",
+    "takes KV elsewhere and back: stores, other engines, preempted requests (--swap-space); first hit loads, all save",
+    majors=(1,),
+    minor=2,
 )
 DRAFTER: Point[DrafterCard, DrafterNeed] = Point(
     "drafter",
-    "engine.interfaces.drafter:DrafterCard",
+    "DrafterCard",
     "one",
     "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
+    majors=(1,),
     optional=True,
 )
 LOGITS_PROCESSOR: Point[LogitsProcessorCard, LogitsProcessorNeed] = Point(
     "logits_processor",
-    "engine.interfaces.logits_processor:LogitsProcessorCard",
+    "LogitsProcessorCard",
     "many",
     "edits of logits before a token is drawn; a comma-separated list of processors to add",
     flag="logits-processors",
 )
 ROUTER: Point[RouterCard, RouterNeed] = Point(
-    "router",
-    "engine.interfaces.router:RouterCard",
-    "one",
-    "which of several engine cores (--data-parallel-size) takes a request",
+    "router", "RouterCard", "one", "which of several engine cores (--data-parallel-size) takes a request"
 )
 GRAMMAR: Point[GrammarCard, None] = Point(
     "grammar",
-    "engine.interfaces.grammar:GrammarCard",
+    "GrammarCard",
     "in_turn",
     "constraints on outputs (structured outputs); a comma-separated order, the first that enforces one takes it",
+    minor=1,
 )
 TOOL_PARSER: Point[ToolParserCard, ToolParserNeed] = Point(
     "tool_parser",
-    "engine.interfaces.tool_parser:ToolParserCard",
+    "ToolParserCard",
     "recognises",
     "finds the calls of tools in a model's text; by the chat template where none is named, or none",
     flag="tool-call-parser",
 )
 REASONING_PARSER: Point[ReasoningParserCard, ReasoningParserNeed] = Point(
     "reasoning_parser",
-    "engine.interfaces.reasoning_parser:ReasoningParserCard",
+    "ReasoningParserCard",
     "recognises",
     "divides a model's thoughts from its answer; by the chat template where none is named, or none",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -12,22 +12,12 @@ from engine.plugin.candidate import Candidate
 from engine.plugin.loading import load_body
 from engine.plugin.points import ANY_ARCHITECTURE, PICKS, POINTS, CardT, Pick
 from engine.types.errors import ContractError, EngineError
-from engine.types.hooks import ChosenDriver
 
 if TYPE_CHECKING:
     from engine.plugin.card import Card
     from engine.types.start import Choice
 
 logger = logging.getLogger(__name__)
-
-_LONGEST_REASON = 60
-
-_FOUND_BY = {
-    "by_architecture": "it has the model's architecture",
-    "claims": "it claims the model",
-    "recognises": "it recognises the model's chat template",
-}
-"""What decides where it is not the priority, or before it, by pick."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ class Selection(Generic[CardT]):
             return "asked for"
         if self.candidate.name == ANY_ARCHITECTURE:
             return f"it serves the architecture, which no driver at hand is for; priority {self.card.priority}"
-        found_by = _FOUND_BY.get(POINTS[self.point].pick, "")
+        found_by = PICKS[POINTS[self.point].pick].found_by
         if found_by and sum(v.candidate.name == self.candidate.name for v in self.verdicts) > 1:
             found_by += f", priority {self.card.priority}"
         return found_by or f"auto, priority {self.card.priority}"
@@ -102,15 +92,11 @@ class Selection(Generic[CardT]):
         except EngineError:
             raise
         except Exception as error:
-            candidate = self.candidate
-            logger.exception("driver '%s' for %s cannot be built", candidate.name, candidate.point)
-            raise ContractError(
-                f"build driver '{candidate.name}' for {candidate.point}",
-                f"its body {body.__module__}:{body.__qualname__} of {candidate.provenance} raised "
-                f"{type(error).__name__}: {error}",
-                "the log has the traceback; mend what it names, name another driver, or report it to its author",
-                **candidate.blame,
-            ) from error
+            logger.exception("%s cannot be built", self.candidate.label)
+            its_body = f"its body {body.__module__}:{body.__qualname__} of {self.candidate.provenance}"
+            found = f"{its_body} raised {type(error).__name__}: {error}"
+            remedy = "the log has the traceback; mend what it names, name another driver, or report it to its author"
+            raise self.candidate.error(ContractError, found, remedy, "build") from error
 
     def choice(self) -> Choice:
         """The selection as plain data, which travels."""
@@ -118,73 +104,22 @@ class Selection(Generic[CardT]):
         return self.candidate.choice(kind=self.kind, options=options, asked=self.asked)
 
 
-# -- who is at work ----------------------------------------------------------------------------------------------------
-def by_driver(selections: Iterable[Selection[Any]]) -> list[list[Selection[Any]]]:
-    """The selections of each driver at work, in their order: one that serves many kinds or operations is there once."""
-    together: dict[Candidate, list[Selection[Any]]] = {}
-    for selection in selections:
-        together.setdefault(selection.candidate, []).append(selection)
-    return list(together.values())
-
-
-def chosen_drivers(selections: Sequence[Selection[Any]]) -> list[ChosenDriver]:
-    """Each driver at work, as hooks are told of it; its kinds where several drivers of the point are at work."""
-    drivers = by_driver(selections)
-    points = [served[0].point for served in drivers]
-    return [
-        ChosenDriver(
-            point=served[0].point,
-            kinds=tuple(dict.fromkeys(s.kind for s in served if s.kind)) if points.count(served[0].point) > 1 else (),
-            driver=served[0].candidate.name,
-            distribution=served[0].candidate.distribution,
-            version=served[0].candidate.version,
-            why=why(served),
-        )
-        for served in drivers
-    ]
-
-
-def why(served: Sequence[Selection[Any]]) -> str:
-    """Why a driver is at work, and what speaks against others where the priority decides, e.g. "auto, priority 10;
-    unfit: triton: there is no GPU"."""
-    first = served[0]
-    by_priority = not first.asked and PICKS[POINTS[first.point].pick].question == ""
-    others = list(refusals(served).items()) if by_priority else []
-    if not others:
-        return first.reason
-    reasons = [f"{name}: {_short('; '.join(reasons))}" for name, reasons in others[:2]]
-    more = f" and {len(others) - 2} more" if len(others) > 2 else ""
-    return f"{first.reason}; unfit: {', '.join(reasons)}{more}"
-
-
-def refusals(served: Sequence[Selection[Any]]) -> dict[str, tuple[str, ...]]:
-    """By driver: why others that were asked before a driver at work do not fit."""
-    chosen = served[0].candidate
-    verdicts = [v for selection in served for v in selection.verdicts if not v.fit and v.candidate != chosen]
-    return {c.provenance if c.name == chosen.name else c.name: v.reasons for v in verdicts for c in [v.candidate]}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
-
-
 # -- asking a card -----------------------------------------------------------------------------------------------------
 def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
     """Ask a card whether it can serve `need`, or all needs of a tuple: first what it declares, then its `unsupported`.
 
-    Raises:
-        ContractError: `unsupported` raised, or answered something else than a list of strings.
+    Raises ContractError: it raised, or answered something else than a list of strings.
     """
     if isinstance(need, tuple):
         found = [reason for each in need for reason in judge(card, candidate, each).reasons]
         return Verdict(candidate, fit=not found, reasons=tuple(dict.fromkeys(found)))
-    reasons = card.mismatches(need)
-    remedy = "its author has to return a list of reasons, empty where it fits"
+    remedy, method = "its author has to return a list of reasons, empty where it fits", "mismatches"
     try:
+        reasons, method = card.mismatches(need), "unsupported"
         answer: object = card.unsupported(need)
         valid = isinstance(answer, (list, tuple)) and all(isinstance(reason, str) for reason in answer)
     except Exception as error:
-        raise _broken(candidate, f"its unsupported() raised {_raised(error)}", remedy) from error
+        raise _broken(candidate, f"its {method}() raised {_raised(error)}", remedy) from error
     if not valid:
         raise _broken(candidate, f"its unsupported() answered {answer!r}, not a list of strings", remedy)
     assert isinstance(answer, (list, tuple))
@@ -232,9 +167,4 @@ def _raised(error: Exception) -> str:
 
 
 def _broken(candidate: Candidate, found: str, remedy: str) -> ContractError:
-    return ContractError(
-        f"use driver '{candidate.name}' for {candidate.point}",
-        f"{found} ({candidate.value} of {candidate.provenance})",
-        remedy,
-        **candidate.blame,
-    )
+    return candidate.error(ContractError, f"{found} ({candidate.value} of {candidate.provenance})", remedy)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +21,7 @@ import msgspec
 import psutil
 import zmq
 
-from engine.process import wire
-from engine.process.link import Inbox, Outbox
+from engine.process.wire import Inbox, Outbox, encode, remove_directory, write_frame
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Beat, Failed, Shutdown
 
@@ -88,7 +86,7 @@ class Child(Generic[T]):
         self._silence_limit = silence
         self._patience = patience
         self._owner = os.getpid()
-        self.directory = make_private_directory("engine-", what)
+        self.directory = _private_directory(what)
         self.stopping = threading.Event()
         self.ready = False
         self.failed = False
@@ -100,7 +98,7 @@ class Child(Generic[T]):
         self._kills = _out_of_memory_kills()
         self._sending = threading.Lock()
         self._used = contextlib.ExitStack()  # sockets and directory
-        self._used.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        self._used.callback(remove_directory, self.directory)
         try:
             self.inbox: Inbox[T | Beat | Failed] = Inbox(reply | Beat | Failed, f"ipc://{self.directory}/outputs")
             self._used.callback(self.inbox.close)
@@ -115,9 +113,12 @@ class Child(Generic[T]):
         except (OSError, zmq.ZMQError) as error:
             self.close()
             raise EngineDeadError(f"start {what}", str(error), "the system's limits may say why") from error
+        except BaseException:  # a signal: what is half started sees the end of its pipe
+            self.close()
+            raise
         try:
             assert self._process.stdin is not None
-            wire.write_frame(self._process.stdin, wire.encode(start))
+            write_frame(self._process.stdin, encode(start))
         except OSError as error:
             self.end(0)
             self.close()
@@ -172,7 +173,6 @@ class Child(Generic[T]):
     # -- living --------------------------------------------------------------------------------------------------------
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
@@ -187,7 +187,6 @@ class Child(Generic[T]):
 
     @property
     def alive(self) -> bool:
-        """True while the process runs."""
         return self._process.poll() is None
 
     def lost(self) -> bool:
@@ -327,21 +326,15 @@ class ProcessTree:
         return False
 
 
-def make_private_directory(prefix: str, what: str) -> str:
+def _private_directory(what: str) -> str:
     """A new directory that only this user may enter, for sockets whose names are at most LONGEST_NAME bytes: in the
-    system's temporary folder, or in /tmp where that folder's path is too long for sockets.
-
-    Args:
-        prefix: its name begins so.
-        what: is to be started, for the error.
-
-    Raises EngineDeadError where none can be made: no such folder, not writable, full.
-    """
+    system's temporary folder, or in /tmp where that folder's path is too long for sockets. Raises EngineDeadError
+    where none can be made: no such folder, not writable, full."""
     try:
-        directory = tempfile.mkdtemp(prefix=prefix)
+        directory = tempfile.mkdtemp(prefix="engine-")
         if len(os.fsencode(directory)) + 1 + LONGEST_NAME > LONGEST_SOCKET_PATH:
             os.rmdir(directory)
-            directory = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
+            directory = tempfile.mkdtemp(prefix="engine-", dir="/tmp")
     except OSError as error:
         raise EngineDeadError(
             f"start {what}",

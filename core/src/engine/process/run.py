@@ -6,21 +6,16 @@ import contextlib
 import faulthandler
 import logging
 import os
-import shutil
+import select
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-import msgspec
-
-from engine.process import wire
-from engine.process.link import Inbox, Outbox
+from engine.process.wire import Parent, decoder, read_frame, remove_directory
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Failed
-
-T = TypeVar("T")
 
 log = logging.getLogger("engine.process")
 
@@ -28,38 +23,6 @@ FAILED = 1
 """The exit code of a process that told why it ends."""
 PARENT_DIED = 3
 """The exit code of a process whose parent has gone."""
-
-
-class Parent(Generic[T]):
-    """The parent, as its child sees it.
-
-    Args:
-        heard: the type of what it says: a union of tagged structs.
-        directory: private to both.
-
-    Attributes:
-        inbox, outbox: what it is heard and told with.
-        at_end: what is to be ended when all that was told is on its way.
-    """
-
-    def __init__(self, heard: Any, directory: str) -> None:
-        self.directory = directory
-        self.inbox: Inbox[T] = Inbox(heard, f"ipc://{directory}/requests")
-        self.outbox = Outbox(f"ipc://{directory}/outputs")
-        self.at_end = contextlib.ExitStack()
-
-    def send(self, message: Any) -> None:
-        """Tell the parent; never blocks. Raises EngineDeadError for what cannot travel."""
-        self.outbox.put(message)
-
-    def receive(self, timeout: float | None = None, awake: float = 0.0) -> T | None:
-        """The next message; None where none comes within `timeout` seconds (None: wait), of which the first `awake` are
-        not slept through. One that cannot be read is logged."""
-        try:
-            return self.inbox.get(timeout, awake)
-        except msgspec.DecodeError as error:
-            log.error("a message from the parent process could not be read: %s", error)
-            return None
 
 
 def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], int]) -> NoReturn:
@@ -80,6 +43,7 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
     directory = sys.argv[1]
     message = _take_start(start, directory)
     parent: Parent[Any] = Parent(heard, directory)
+    threading.Thread(target=_watch_parent, args=(directory,), name="parent", daemon=True).start()
     code = FAILED
     with parent.at_end:
         try:
@@ -94,26 +58,24 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
         parent.outbox.close()
     sys.stdout.flush()
     sys.stderr.flush()
+    if select.select([sys.stdin], [], [], 0)[0]:  # `_watch_parent` may be in the midst of it
+        _leave(directory)
     os._exit(code)  # threads that wait on sockets, and those of communicators, need no farewell
 
 
 def _take_start(kind: Any, directory: str) -> Any:
-    """The message from standard input, whose other end the parent keeps open.
-
-    From then on the process leaves, and removes the directory, as soon as that end is closed: nobody is there any more
-    to give orders or to read answers, and the device must be freed. So it does where that was before a whole message
-    had come.
-    """
-    pipe = sys.stdin.buffer
+    """The message from standard input, whose other end the parent keeps open: see `_watch_parent`. The process leaves
+    where that is closed before a whole message has come."""
     try:
-        start = wire.decoder(kind).decode(wire.read_frame(pipe))
+        return decoder(kind).decode(read_frame(sys.stdin.buffer))
     except EOFError:
         _leave(directory)
-    threading.Thread(target=_watch_parent, args=(pipe.fileno(), directory), name="parent", daemon=True).start()
-    return start
 
 
-def _watch_parent(pipe: int, directory: str) -> None:
+def _watch_parent(directory: str) -> None:
+    """Leave, and remove the directory, as soon as the parent's end of standard input is closed: nobody is there any
+    more to give orders or to read answers, and the device must be freed."""
+    pipe = sys.stdin.fileno()
     with contextlib.suppress(OSError):
         while os.read(pipe, 1):
             pass
@@ -121,5 +83,5 @@ def _watch_parent(pipe: int, directory: str) -> None:
 
 
 def _leave(directory: str) -> NoReturn:
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_directory(directory)
     os._exit(PARENT_DIED)

@@ -6,9 +6,11 @@ that order.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -19,25 +21,36 @@ from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.checkpoint import Checkpoint
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import WorkerContext
-from engine.interfaces.drafter import Drafter, DrafterNeed, DrafterOptions
-from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
+from engine.interfaces.drafter import OFFERS, Drafter, DrafterCard, DrafterNeed, DrafterOptions
+from engine.interfaces.evictor import EvictorCard, ReuseContext
+from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
 from engine.interfaces.ops import Ops, ops_needs
 from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
-from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
-from engine.plugin import Manifest, Registry, Selection
+from engine.interfaces.quantization import KINDS, Quantization, QuantizationCard, QuantizationNeed, stored_form
+from engine.interfaces.step import StepPart
+from engine.plugin import Registry, Selection
+from engine.plugin.loading import brought
+from engine.plugin.manifest import check_choices, restore
 from engine.plugin.selection import judge
 from engine.runner.attention import AttentionLayers, Backend
+from engine.runner.buffers import SlotTables
 from engine.runner.capture import why_not_captured
-from engine.runner.drafting import ChosenDrafter
-from engine.sampling.processors import Processor
-from engine.types.errors import ContractError, ManifestError, UnfitDriverError
+from engine.runner.drafting import ChosenDrafter, Drafting
+from engine.runner.drawing import Draws
+from engine.runner.session import Session
+from engine.runner.states import States
+from engine.runner.transfers import Transfers
+from engine.sampling.faults import SlotFaults
+from engine.sampling.processors import Processor, ProcessorChain
+from engine.sampling.sampler import Sampler, SlotParameters
+from engine.types.errors import ContractError, ManifestError, UnfitDriverError, placed
 from engine.types.start import WorkerStart
 
 _POINTS = (
     *("platform", "communicator", "ops", "attention", "quantization", "model", "checkpoint", "drafter"),
-    *("logits_processor", "kv_connector"),
+    *("logits_processor", "kv_connector", "evictor"),
 )
 """Whose bodies are built here."""
 
@@ -68,6 +81,7 @@ class Assembly:
     attention: AttentionLayers
     model: Model
     groups: dict[str, ProcessGroup]
+    drafts: tuple[Model, ...] = ()
     drafter: ChosenDrafter | None = None
     processors: tuple[Processor, ...] = ()
     connectors: dict[str, KVConnectorWorker] = field(default_factory=dict)
@@ -77,6 +91,12 @@ class Assembly:
     """`engine.interfaces.platform.PlatformCard.skips_padding`."""
     captures_drafts: CapturesDrafts = "never"
     """`engine.interfaces.platform.PlatformCard.captures_drafts`, where attention and drafter are for it."""
+    captures_models: bool = False
+    """Whether passes of the drafter's models can be captured."""
+    layerwise: frozenset[str] = frozenset()
+    """Connectors that are called before and after each layer."""
+    reuse: StepPart | None = None
+    """The half of an evictor that finds what is no prefix."""
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -96,16 +116,22 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
     context = replace(context, platform=platform, device=platform.device, dtype=dtype)
     groups = _groups(start, chosen, context)
     try:
-        context = replace(context, ops=_ops(start, chosen, context))
+        starts = [start.of_draft(draft) for draft in start.drafts]
+        of_drafts = [_ManifestChoices(one, registry) for one in starts]
+        context = replace(context, ops=_ops(start, [chosen, *of_drafts], context))
         attention = _attention(start, chosen, context)
         assert context.ops is not None
-        quantization = _quantization(start, chosen, context)
-        model = _model(start, chosen, context.ops, attention, quantization, platform.device, dtype, groups)
-        checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
-        model.load_weights(checkpoint.weights())
+        model = _loaded(chosen, context, attention, groups)
+        drafts = tuple(
+            _loaded(
+                theirs, replace(context, start=one), attention, groups, model=index, target=model, shares=draft.shares
+            )
+            for index, (draft, one, theirs) in enumerate(zip(start.drafts, starts, of_drafts, strict=True), 1)
+        )
         drafter = _drafter(start, chosen, context)
         processors = _processors(start, chosen, context) if start.place.draws else ()
         connectors = _connectors(start, chosen, context)
+        reuse = _reuse(chosen, context, model, groups.get("tp"))
     except BaseException:
         for group in groups.values():
             group.close()
@@ -117,12 +143,20 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         attention,
         model,
         groups,
+        drafts,
         drafter,
         processors,
         connectors,
         _not_captured(card, start, chosen, attention),
         card.skips_padding,
         card.captures_drafts if drafter is not None and attention.can_capture_drafts() else "never",
+        all(_not_captured(card, *of_draft, attention) == () for of_draft in zip(starts, of_drafts, strict=True)),
+        layerwise=frozenset(
+            selection.candidate.name
+            for selection in chosen.connectors
+            if cast("type[KVConnectorCard]", selection.card).layerwise
+        ),
+        reuse=reuse,
     )
 
 
@@ -144,13 +178,74 @@ def _not_captured(
     return tuple(reasons)
 
 
+def step_parts(
+    start: WorkerStart, built: Assembly, slots: SlotTables, max_tokens: int, profiles: bool
+) -> tuple[Draws, list[StepPart]]:
+    """Who draws a step's tokens, and all parts of steps, in the order in which they are called.
+
+    Args:
+        slots: the device's tables.
+        max_tokens: of a step, padding included.
+        profiles: see `engine.runner.model_runner.ModelRunner`.
+    """
+    platform, ops, model, description = built.platform, built.ops, built.model, start.model
+    tokens, drafter = slots.tables.tokens, built.drafter
+    if profiles and drafter is not None and not drafter.observes:
+        drafter = None
+    faults = SlotFaults()
+    processors = ProcessorChain(() if profiles else built.processors, platform, tokens, faults)
+    parameters = SlotParameters(start.max_num_seqs, description.vocab_size)
+    captures = built.captures_models and built.drafts and not profiles
+    session = Session(
+        start,
+        built.drafts,
+        ops,
+        platform,
+        built.attention,
+        slots,
+        Sampler(ops, platform, tokens, parameters),
+        rejects=drafter is not None and drafter.acceptance == "rejection",
+        max_tokens=1 if drafter is None else 1 + drafter.num_tokens,
+        branches=drafter is not None and drafter.branches,
+        buckets=platform.buckets(start.max_num_seqs) if captures else (),
+        skips_padding=built.skips_padding,
+    )
+    drafting = Drafting(
+        drafter, ops, platform, session, faults, lambda slots: parameters.penalised[slots] | processors.used_by(slots)
+    )
+    draws = Draws(start, ops, platform, tokens, parameters, processors, drafting, faults)
+    parts: list[StepPart] = [draws, processors, drafting]
+    if built.connectors and not profiles:
+        parts.insert(0, Transfers(built.connectors, built.layerwise, _sites_of_layers(start)))
+    if built.reuse is not None and not profiles:
+        parts.append(built.reuse)
+    if description.num_token_types:
+        parts.append(brought("token_types", "tell texts apart")(platform, start.max_num_seqs, max_tokens))
+    if start.place.draws and description.generates:
+        scorer = brought("prompt_scorer", "score prompts")
+        parts.append(scorer(ops, platform, model, tokens, description.vocab_size))
+    elif start.place.draws:
+        parts.append(brought("pooler", "pool hidden states")(platform, model, description))
+    return draws, parts
+
+
+def _sites_of_layers(start: WorkerStart) -> dict[int, list[int]]:
+    """The sites of each of the model's layers that this stage has."""
+    sites: dict[int, list[int]] = {layer: [] for layer in start.place.stage.layers(start.model.num_layers)}
+    for site, spec in enumerate(start.model.sites):
+        if spec.layer in sites:
+            sites[spec.layer].append(site)
+    return sites
+
+
 class _ManifestChoices:
     """The manifest's choices, checked against what is installed here."""
 
     def __init__(self, start: WorkerStart, registry: Registry) -> None:
         self._bodies: dict[tuple[str, str, str], Any] = {}
         mine = tuple(c for c in start.choices if c.point in _POINTS)
-        selections = Manifest(mine).restore(registry)
+        check_choices(registry, mine)
+        selections = restore(registry, mine)
         self._selections = {(selection.point, selection.kind): selection for selection in selections}
         self.computing = [s for s in selections if s.point in ("ops", "attention", "quantization")]
         self.communicators = [selection for selection in selections if selection.point == "communicator"]
@@ -209,7 +304,8 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
     try:
         for name, place in start.place.groups.items():
             place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
-            os.makedirs(place.rendezvous, mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(place.rendezvous, mode=0o700)
             invariant = start.batch_invariant and name == "tp"  # stages add nothing up
             need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=invariant)
             # A driver was chosen for the largest group; one that cannot serve a smaller one leaves it to the others.
@@ -226,10 +322,10 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
     return groups
 
 
-def _ops(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> Ops:
-    needs = ops_needs(
-        chosen.model.operations, dtype=start.dtype, device=start.device, batch_invariant=start.batch_invariant
-    )
+def _ops(start: WorkerStart, of_models: Sequence[_ManifestChoices], context: WorkerContext) -> Ops:
+    """Those that the model's body calls, and those of its draft models."""
+    called, chosen = frozenset().union(*(one.model.operations for one in of_models)), of_models[0]
+    needs = ops_needs(called, dtype=start.dtype, device=start.device, batch_invariant=start.batch_invariant)
     operations = {name: getattr(chosen.build("ops", name, need, context), name) for name, need in needs.items()}
     return cast(Ops, ResolvedOps(operations))
 
@@ -241,11 +337,24 @@ def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContex
     selection = chosen.fit("drafter", "", need)
     options = cast(DrafterOptions, selection.options)
     drafter: Drafter = chosen.build("drafter", "", need, context)
-    return ChosenDrafter(drafter, options.acceptance, options.num_tokens, selection.candidate)
+    card = cast("type[DrafterCard]", selection.card)
+    streams, num_layers = card.streams(start.model, options) if "streams" in card.needs else (), start.model.num_layers
+    if any(layer not in range(num_layers) for layer in streams):
+        found = f"its card asks for the streams of layers {list(streams)}, and the model has {num_layers}"
+        raise selection.candidate.error(ContractError, found, "mend its `streams`, or name another driver")
+    return ChosenDrafter(
+        drafter,
+        options.acceptance,
+        options.num_tokens,
+        selection.candidate,
+        bool(card.needs & OFFERS),
+        card.branches(options) > 0,
+        streams,
+    )
 
 
 def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> AttentionLayers:
-    sites = start.model.sites
+    sites, models = start.sites, (start.model, *(draft.model for draft in start.drafts))
     needs = []
     backends: dict[str, Backend] = {}
     for group in start.layout.groups:
@@ -256,10 +365,14 @@ def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCont
             kv_dtype=start.kv_cache_dtype or start.dtype,
             device=start.device,
             block_size=start.layout.block_size,
-            features=frozenset(start.model.attention_features),
+            features=frozenset(models[group.model].attention_features),
             batch_invariant=start.batch_invariant,
         )
         needs.append(need)
+        if group.kind == "state":
+            assert context.platform is not None
+            backends[group.kind] = States(context.platform, sites, start.parallel.tp)
+            continue
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
     return AttentionLayers(start.layout, sites, tuple(needs), backends)
 
@@ -275,12 +388,29 @@ def _quantization(start: WorkerStart, chosen: _ManifestChoices, context: WorkerC
                 stored_dtype=start.model.dtype,
                 device=start.device,
                 batch_invariant=start.batch_invariant,
+                stored=stored_form(start.model.config),
             ),
             context,
         )
         for kind in KINDS
         if chosen.names("quantization", kind)
     }
+
+
+def _covers(start: WorkerStart, chosen: _ManifestChoices) -> Callable[[str, str], bool] | None:
+    """See `ModelContext.covers`."""
+    stored = stored_form(start.model.config)
+    if stored is None:
+        return None
+
+    def covers(name: str, kind: str) -> bool:
+        selection = chosen.fit("quantization", kind, None)
+        try:
+            return cast("type[QuantizationCard]", selection.card).covers(stored, name, kind)
+        except Exception as error:
+            raise selection.candidate.fault(f"say whether it covers {name}", error) from error
+
+    return covers
 
 
 def _processors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> tuple[Processor, ...]:
@@ -299,7 +429,11 @@ def _connectors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCon
     need = KVConnectorNeed(
         page_bytes=start.layout.page_bytes, swap_space=start.swap_space, parallel=start.parallel, device=start.device
     )
-    return {
+    made = {}
+    if start.layout.mark_bytes:
+        canary = brought("kv_canary", "check pages with --kv-canary")
+        made[canary.candidate.name] = canary.worker(context)
+    return made | {
         selection.candidate.name: chosen.ask(selection, selection.point, "", need).build(
             replace(context, options=selection.options), "worker"
         )
@@ -307,17 +441,35 @@ def _connectors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCon
     }
 
 
-def _model(
-    start: WorkerStart,
+def _reuse(
+    chosen: _ManifestChoices, context: WorkerContext, model: Model, ranks: ProcessGroup | None
+) -> StepPart | None:
+    if not chosen.names("evictor"):
+        return None
+    selection = chosen.fit("evictor", "", None)
+    if not cast("type[EvictorCard]", selection.card).reuses:
+        return None
+    context = replace(context, options=selection.options)
+    part: StepPart = selection.build(ReuseContext(**vars(context), model=model, ranks=ranks), "worker")
+    return part
+
+
+def _loaded(
     chosen: _ManifestChoices,
-    ops: Ops,
+    context: WorkerContext,
     attention: AttentionLayers,
-    quantization: dict[str, Quantization],
-    device: torch.device,
-    dtype: torch.dtype,
     groups: dict[str, ProcessGroup],
+    model: int = 0,
+    **of_draft: Any,
 ) -> Model:
-    description = start.model
+    """The model of the context's start message, with its weights.
+
+    Args:
+        model: which of the engine's it is: 0, or a draft model's number.
+        of_draft: what a draft model's context has besides.
+    """
+    start, description, ops = context.start, context.start.model, context.ops
+    assert ops is not None and context.dtype is not None and context.device is not None
     need = ModelNeed(
         architecture=description.architecture,
         config=description.config,
@@ -325,20 +477,26 @@ def _model(
         features=frozenset({"stages"} if start.parallel.pp > 1 else ()),
         batch_invariant=start.batch_invariant,
     )
-    model: Model = chosen.fit("model", "", need).build(
+    body: Model = chosen.fit("model", "", need).build(
         ModelContext(
             description=description,
             ops=ops,
-            attention=attention,
-            dtype=dtype,
-            device=device,
+            attention=partial(attention, model=model),
+            dtype=context.dtype,
+            device=context.device,
             max_model_len=start.max_model_len,
             tp_rank=start.place.tp_rank,
             tp_size=start.parallel.tp,
-            group=groups.get("tp"),
-            quantization=quantization,
-            latent_attention=attention.latent,
+            group=groups["tp"] if start.parallel.tp > 1 else None,
+            quantization=_quantization(start, chosen, context),
+            covers=_covers(start, chosen),
+            latent_attention=partial(attention.latent, model=model),
+            state=None if attention.states is None else partial(attention.states.site, attention),
             stage=start.place.stage,
+            **of_draft,
         )
     )
-    return model
+    checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
+    with placed(f"draft model {start.files.name}") if model else contextlib.nullcontext():
+        body.load_weights(checkpoint.weights())
+    return body

@@ -6,47 +6,59 @@ Cache and plan are the runner's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from engine.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, LayerCache
-from engine.interfaces.latent_attention import LatentAttentionBackend
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
 from engine.types.errors import ContractError
 from engine.types.kv import KVGroup, KVLayout
 from engine.types.model import KVSpec
+from engine.types.plan import StepPlan
 
-Backend = AttentionBackend | LatentAttentionBackend
-"""A driver's body: the second of those that serve layers of kind "mla"."""
+Backend = Any
+"""A driver's body: an `AttentionBackend`; for layers of kind "mla" a `LatentAttentionBackend`; for those of kind
+"state" an `engine.runner.states.States`."""
 
 
 class LayerAttention:
-    """One layer's attention. Implements `engine.interfaces.model.PagedAttention`."""
+    """One layer's attention. Implements `engine.interfaces.model.PagedAttention`.
 
-    __slots__ = ("_backend", "_cache", "_layer", "_plans")
+    Attributes:
+        layer: which it is.
+    """
 
-    def __init__(self, layer: AttentionLayer, backend: AttentionBackend, plans: list[Any]) -> None:
-        self._layer = layer
+    __slots__ = ("_backend", "_cache", "_plans", "layer")
+
+    def __init__(self, layer: AttentionLayer, backend: Any, plans: list[Any]) -> None:
+        self.layer = layer
         self._backend = backend
         self._plans = plans
-        self._cache: LayerCache | None = None
+        self._cache: Any = None
 
-    @property
-    def layer(self) -> AttentionLayer:
-        """Which layer it is."""
-        return self._layer
-
-    def bind(self, cache: LayerCache) -> None:
+    def bind(self, cache: Any) -> None:
         """Give it its views of the pool, which is allocated after the weights are loaded."""
         self._cache = cache
 
+    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was stored at slots: see `engine.interfaces.attention.AttentionBackend.read`."""
+        found: tuple[torch.Tensor, torch.Tensor] = self._backend.read(self.layer.group, self._cache, slots)
+        return found
+
+    def write(self, kept: Sequence[torch.Tensor], plan: Any) -> None:
+        """Store what `read` gives where a plan says."""
+        self._backend.write(self.layer, *kept, self._cache, plan)
+
+    def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """What was stored at slots goes to others: see `engine.interfaces.attention.AttentionBackend.move`."""
+        self._backend.move(self.layer.group, self._cache, source, destination)
+
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq * D]."""
-        cache, plan = self._cache, self._plans[self._layer.group.index]
-        assert cache is not None
-        self._backend.write(self._layer, k, v, cache, plan)
+        cache, plan = self._cache, self._plans[self.layer.group.index]
+        self._backend.write(self.layer, k, v, cache, plan)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._backend.forward(self._layer, q, k, v, cache, plan, out)
+        self._backend.forward(self.layer, q, k, v, cache, plan, out)
         return out.view(len(q), -1)
 
 
@@ -59,39 +71,23 @@ class EncoderAttention(LayerAttention):
         """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq * D]."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         nothing = LayerCache(k[:0], v[:0])
-        self._backend.forward(self._layer, q, k, v, nothing, self._plans[self._layer.group.index], out)
+        self._backend.forward(self.layer, q, k, v, nothing, self._plans[self.layer.group.index], out)
         return out.view(len(q), -1)
 
 
-class LatentLayerAttention:
+class LatentLayerAttention(LayerAttention):
     """The attention of one layer of kind "mla". Implements `engine.interfaces.model.PagedLatentAttention`."""
 
-    __slots__ = ("_backend", "_cache", "_layer", "_plans")
+    __slots__ = ()
 
-    def __init__(self, layer: AttentionLayer, backend: LatentAttentionBackend, plans: list[Any]) -> None:
-        self._layer = layer
-        self._backend = backend
-        self._plans = plans
-        self._cache: torch.Tensor | None = None
-
-    @property
-    def layer(self) -> AttentionLayer:
-        """Which layer it is."""
-        return self._layer
-
-    def bind(self, cache: torch.Tensor) -> None:
-        """Give it its view of the pool, which is allocated after the weights are loaded."""
-        self._cache = cache
-
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, q_latent: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, rope_key: torch.Tensor
     ) -> torch.Tensor:
         """q_latent [T, Hq, C], q_rope [T, Hq, P], latent [T, C], rope_key [T, P] -> [T, Hq, C]."""
-        cache, plan = self._cache, self._plans[self._layer.group.index]
-        assert cache is not None
-        self._backend.write(self._layer, latent, rope_key, cache, plan)
+        cache, plan = self._cache, self._plans[self.layer.group.index]
+        self._backend.write(self.layer, latent, rope_key, cache, plan)
         out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
-        self._backend.forward(self._layer, q_latent, q_rope, cache, plan, out)
+        self._backend.forward(self.layer, q_latent, q_rope, cache, plan, out)
         return out
 
 
@@ -111,24 +107,23 @@ class AttentionLayers:
         layout, groups: the pool's form, and its groups.
         plans: of the step under way, one for each group. The runner sets its items; layers read them.
         pool: uint8 [num_pages, page_bytes]; None before it is bound.
+        sites: the layers' attention, by site.
+        states: an `engine.runner.states.States`; None where no layer has any.
     """
 
     def __init__(
-        self,
-        layout: KVLayout,
-        sites: Sequence[KVSpec],
-        needs: tuple[AttentionNeed, ...],
-        backends: dict[str, Backend],
+        self, layout: KVLayout, sites: Sequence[KVSpec], needs: tuple[AttentionNeed, ...], backends: dict[str, Backend]
     ) -> None:
         self.layout = layout
         self.groups = layout.groups
         self._needs = needs
         self._backends = backends
-        # Layers of kind "state" attend to nothing, and nothing computes "cross" yet.
-        own = ((group, site) for group in layout.groups for site in group.sites if group.kind not in ("state", "cross"))
-        self._of_layer = {sites[site].layer: (group, site) for group, site in own if not group.model}
-        self._layers: list[tuple[int, LayerAttention | LatentLayerAttention]] = []
+        own = ((group, site) for group in layout.groups for site in group.sites)
+        # A layer may have states beside its attention.
+        self._of_layer = {(group.model, sites[site].layer, group.kind == "state"): (group, site) for group, site in own}
+        self.sites: dict[int, LayerAttention] = {}
         self.plans: list[Any] = [None] * len(layout.groups)
+        self.states = backends.get("state")
         self.pool: torch.Tensor | None = None
 
     def __call__(
@@ -137,35 +132,25 @@ class AttentionLayers:
         scale: float,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
+        model: int = 0,
     ) -> LayerAttention:
-        """The attention of the model's layer of this index. Raises ContractError for one of another stage."""
-        group, site = self._site(layer)
-        kind = EncoderAttention if group.kind == "encoder" else LayerAttention
-        made = kind(
-            AttentionLayer(
-                index=layer,
-                group=group,
-                need=self._needs[group.index],
-                scale=scale,
-                sinks=sinks,
-                alibi_slopes=alibi_slopes,
-            ),
-            cast(AttentionBackend, self.backend(group)),
-            self.plans,
-        )
-        self._layers.append((site, made))
+        """The attention of a model's layer of this index. Raises ContractError for one of another stage."""
+        given, site = self.given(layer, scale, model, sinks=sinks, alibi_slopes=alibi_slopes)
+        kind = EncoderAttention if given.group.kind == "encoder" else LayerAttention
+        self.sites[site] = made = kind(given, self.backend(given.group), self.plans)
         return made
 
-    def latent(self, layer: int, scale: float) -> LatentLayerAttention:
-        """The attention of the model's layer of this index, which is of kind "mla". Raises as `__call__`."""
-        group, site = self._site(layer)
-        described = AttentionLayer(index=layer, group=group, need=self._needs[group.index], scale=scale)
-        made = LatentLayerAttention(described, cast(LatentAttentionBackend, self.backend(group)), self.plans)
-        self._layers.append((site, made))
+    def latent(self, layer: int, scale: float, model: int = 0) -> LatentLayerAttention:
+        """The attention of a model's layer of this index, which is of kind "mla". Raises as `__call__`."""
+        given, site = self.given(layer, scale, model)
+        self.sites[site] = made = LatentLayerAttention(given, self.backend(given.group), self.plans)
         return made
 
-    def _site(self, layer: int) -> tuple[KVGroup, int]:
-        if (found := self._of_layer.get(layer)) is None:
+    def given(
+        self, layer: int, scale: float, model: int = 0, kind: str = "", **more: Any
+    ) -> tuple[AttentionLayer, int]:
+        """What the backend is told of a layer, and the layer's site; kind: "state" for that of its states."""
+        if (found := self._of_layer.get((model, layer, kind == "state"))) is None:
             raise ContractError(
                 f"build layer {layer} of the model",
                 "this worker's stage does not have it",
@@ -173,7 +158,12 @@ class AttentionLayers:
                 "--pipeline-parallel-size out",
                 point="model",
             )
-        return found
+        group, site = found
+        return AttentionLayer(index=layer, group=group, need=self.need(group), scale=scale, **more), site
+
+    def need(self, group: KVGroup) -> AttentionNeed:
+        """What was asked of attention for a group."""
+        return self._needs[group.index]
 
     def backend(self, group: KVGroup) -> Backend:
         """The body that serves a group."""
@@ -182,13 +172,30 @@ class AttentionLayers:
     def bind(self, pool: torch.Tensor) -> None:
         """Give every layer its cache: its bytes of each page of its table. pool: uint8 [num_pages, page_bytes]."""
         self.pool = pool
-        for site, made in self._layers:
+        for site, made in self.sites.items():
             if isinstance(made, EncoderAttention):
                 continue
             group, need = made.layer.group, made.layer.need
             start = group.offset + group.sites.index(site) * group.layer_bytes
             cache: Any = self.backend(group).cache(need, group, pool[:, start : start + group.layer_bytes])
             made.bind(cache)
+
+    def move(self, batches: Sequence[AttentionBatch], source: torch.Tensor, destination: torch.Tensor) -> None:
+        """What is kept of tokens `source` of a step goes to the places of tokens `destination`: int64 [n]."""
+        for group, batch in zip(self.groups, batches, strict=True):
+            slots = batch.slot_mapping[source], batch.slot_mapping[destination]
+            for site in group.sites:
+                self.sites[site].move(*slots)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Attention is going to be planned for this step."""
+        if self.states is not None:
+            self.states.step = plan
+
+    def restore(self, counts: torch.Tensor) -> None:
+        """Put back the states after the last draws that count. counts: int32 [m], of each row that draws."""
+        if self.states is not None:
+            self.states.restore(counts)
 
     def can_capture_drafts(self) -> bool:
         """True where every group's steps of the same number of tokens in every row may be captured."""

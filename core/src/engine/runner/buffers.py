@@ -19,7 +19,7 @@ from engine.interfaces.ops import StepInputs, StepTables
 from engine.interfaces.platform import Platform
 from engine.sampling.packed import send
 from engine.types.kv import NULL_PAGE, KVGroup, KVLayout
-from engine.types.plan import KnownTokens, NewSlot, PageCopies, StepPlan
+from engine.types.plan import KnownTokens, PageCopies, StepPlan
 
 _HEADER = 4
 """int32 arrays of a step's rows."""
@@ -30,10 +30,6 @@ _FILLING = 16
 """int32 words that alignment adds, at most."""
 _PER_ROW = 12
 """int32 words of new pages that travel with a step's rows; where there are more, they go before it."""
-
-
-_NEVER = np.iinfo(np.int32).max
-"""Where the second text starts of a request that has one text."""
 
 
 class SlotTables:
@@ -59,7 +55,9 @@ class SlotTables:
     def enter(self, plan: StepPlan) -> None:
         """Take in the requests that are new in this step."""
         for new in plan.new_slots:
-            self._platform.to_device(host_tensor(new.token_ids), self.tables.tokens[new.slot, : len(new.token_ids)])
+            ids = new.token_ids
+            host = torch.from_numpy(ids if ids.flags.writeable else ids.copy())  # off the wire it is read-only
+            self._platform.to_device(host, self.tables.tokens[new.slot, : len(ids)])
             for table in self.tables.blocks:
                 table[new.slot] = NULL_PAGE
 
@@ -94,7 +92,7 @@ class StepInputBuffers:
         num_rows, num_tokens: R and T.
         tokens_per_row: where all rows have the same number, those after a row's own tokens being padding; else 0.
         inputs: for `Ops.prepare_inputs`.
-        kv_index: int64 [T]; the batches'. Without padding behind a row's tokens these are the positions themselves.
+        kv_index: int64 [T]; the batches'. The positions themselves where no tokens pad rows, and no drafts branch.
         batches: one for each KV group; groups of one table have the same. Their host arrays change from step to step.
         query_start_loc_host, seq_lens_bound: these host arrays: numpy int32 [R + 1] and [R].
         header_host: int32 numpy [4, R + 1 or more]: slot_of_row, num_computed, seq_lens and query_start_loc as they go.
@@ -138,6 +136,9 @@ class StepBuffers:
         tables: the slots'.
         groups: of attention.
         max_rows, max_tokens: padding included.
+
+    Attributes:
+        hidden: int64 [max_tokens], of the batches of several tokens a row; None where no drafts branch.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class StepBuffers:
         self._token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self._kv_index = torch.zeros_like(self._positions)
+        self.hidden: torch.Tensor | None = None
         self._block_tables = tuple(
             torch.full((max_rows, table.shape[1]), NULL_PAGE, dtype=torch.int32, device=device)
             for table in tables.tables.blocks
@@ -181,8 +183,9 @@ class StepBuffers:
             block_tables=tuple(table[:num_rows] for table in self._block_tables),
             slot_mappings=tuple(mapping[:num_tokens] for mapping in self._slot_mappings),
         )
-        # Queries are contiguous: a token's position is its key's place. Those that pad a row have none.
-        kv_index = self._kv_index[:num_tokens] if tokens_per_row > 1 else inputs.positions
+        # Queries are contiguous: a token's position is its key's place, but in trees. Those that pad a row have none.
+        hidden = None if self.hidden is None or tokens_per_row == 1 else self.hidden[:num_tokens]
+        kv_index = inputs.positions if tokens_per_row < 2 and hidden is None else self._kv_index[:num_tokens]
         seq_lens_bound, query_start_loc_host = header_host[2, :num_rows], header_host[3, : num_rows + 1]
         caches: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = dict(
             enumerate(zip(inputs.block_tables, inputs.slot_mappings, strict=True))
@@ -200,6 +203,7 @@ class StepBuffers:
                 block_table=block_table,
                 slot_mapping=slot_mapping,
                 kv_index=kv_index,
+                hidden=hidden,
                 bounds_are_exact=True,  # both are sent from here
             )
             for table, (block_table, slot_mapping) in caches.items()
@@ -291,35 +295,6 @@ class StepBuffers:
             batch.num_decodes = num_decodes
 
 
-class TokenTypes:
-    """Fills a fixed buffer: 0 for a token of the first text, 1 for one of the second.
-
-    Args:
-        platform: the worker's.
-        max_num_seqs, max_tokens: slots, and tokens of one step.
-    """
-
-    def __init__(self, platform: Platform, max_num_seqs: int, max_tokens: int) -> None:
-        self._platform = platform
-        self._ids = torch.zeros(max_tokens, dtype=torch.int32, device=platform.device)
-        self._second = np.full(max_num_seqs, _NEVER, np.int32)
-
-    def enter(self, new: NewSlot) -> None:
-        """A request enters a slot."""
-        second = None if new.pooling is None else new.pooling.second_text_start
-        self._second[new.slot] = _NEVER if second is None else second
-
-    def fill(self, plan: StepPlan, num_tokens: int) -> torch.Tensor:
-        """int32 [num_tokens]; of the step's tokens, padding 0. A view of the buffer, which the next step refills."""
-        second = np.repeat(self._second[plan.slot_of_row], plan.num_tokens)
-        starts = np.cumsum(plan.num_tokens) - plan.num_tokens
-        position = np.arange(plan.total_tokens) + np.repeat(plan.num_computed - starts, plan.num_tokens)
-        types = np.zeros(num_tokens, np.int32)
-        types[: position.size] = position >= second
-        self._platform.to_device(torch.from_numpy(types), self._ids[:num_tokens])
-        return self._ids[:num_tokens]
-
-
 def copy_pages(platform: Platform, pool: torch.Tensor, copies: PageCopies) -> None:
     """Copy whole pages of the pool, uint8 [num_pages, page_bytes], in order with the work queued before and after."""
     host = torch.from_numpy(np.stack([copies.source, copies.destination]).astype(np.int64))
@@ -333,8 +308,3 @@ def _aligned(count: int) -> int:
     """int32 words of `count` and what fills them up to 16 bytes: kernels are compiled for pointers of that alignment
     and for others, and each step would have some of either."""
     return -(-count // 4) * 4
-
-
-def host_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor on the array's memory; on a copy where the array came off the wire and is read-only."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

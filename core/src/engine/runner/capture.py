@@ -20,7 +20,8 @@ from engine.interfaces.platform import CapturesDrafts, Platform, Trial
 from engine.interfaces.quantization import QuantizationCard
 from engine.plugin import Selection
 from engine.runner.attention import AttentionLayers
-from engine.runner.buffers import StepBuffers, StepInputBuffers
+from engine.runner.buffers import StepBuffers
+from engine.runner.step import Step
 from engine.types.plan import StepPlan
 
 Buckets = dict[int, tuple[int, ...]]
@@ -117,10 +118,9 @@ class DecodeTrial:
 
     Args:
         platform, buffers, attention: the worker's; the attention is bound to the pool.
-        frame: of the bucket.
+        step: of the bucket.
         vocab_size, max_model_len: bounds of ids and positions.
-        plan: plans attention for the frame.
-        outputs, replace: what the step leaves, and how others come in its place.
+        plan: plans attention for the step.
         received: buffers of what comes from the pipeline stage before.
     """
 
@@ -129,23 +129,21 @@ class DecodeTrial:
         platform: Platform,
         buffers: StepBuffers,
         attention: AttentionLayers,
-        frame: StepInputBuffers,
+        step: Step,
         vocab_size: int,
         max_model_len: int,
         plan: Callable[[], None],
-        outputs: Callable[[], tuple[torch.Tensor, ...]],
-        replace: Callable[[tuple[torch.Tensor, ...]], None],
         received: Sequence[torch.Tensor] = (),
     ) -> None:
         self._platform = platform
         self._buffers = buffers
         self._attention = attention
-        self._frame = frame
+        self._frame = step.frame
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._plan = plan
         self._received = received
-        self.trial = Trial(self.prepare, outputs, replace)
+        self.trial = Trial(self.prepare, step.outputs, step.replace)
 
     def prepare(self, number: int) -> None:
         """Fill the buffers with input 0 or 1, and plan attention."""
@@ -172,7 +170,7 @@ class DecodeTrial:
         for page in pages:
             pool[torch.from_numpy(np.unique(page)).to(pool.device)] = 0
         select = np.arange(positions.size) if width > 1 else None
-        self._buffers.fill(frame, _decodes(positions[:, 0], width), select=select)
+        self._buffers.fill(frame, decodes(positions[:, 0], width), select=select)
         for tensor in self._received:
             some = (np.arange(tensor.numel()) * 7919 + number * 31) % 1009 / 1009 - 0.5
             tensor.copy_(torch.from_numpy(some).view(tensor.shape))
@@ -193,12 +191,12 @@ class DecodeTrial:
         self._platform.to_device(torch.from_numpy(array), out)
 
 
-def _decodes(positions: np.ndarray, width: int) -> StepPlan:
-    """A plan of decodes at these positions, with so many tokens each; its slots stand for nothing."""
+def decodes(positions: np.ndarray, width: int, slots: np.ndarray | None = None) -> StepPlan:
+    """A plan of decodes at these positions, with so many tokens each; None: its slots stand for nothing."""
     rows = len(positions)
     return StepPlan(
         step_id=0,
-        slot_of_row=np.zeros(rows, np.int32),
+        slot_of_row=np.zeros(rows, np.int32) if slots is None else slots,
         num_computed=positions.astype(np.int32),
         num_tokens=np.full(rows, width, np.int32),
         samples=np.ones(rows, bool),

@@ -4,22 +4,28 @@ target has drawn.
 A row with d drafts puts them behind its last token in the table of tokens, so that the model, the penalties and the
 masks of each position see the drafts before it. The target draws at all 1 + d positions; each draw goes into the table
 at its place, where a wrong draft stood. What lies behind the last token that counts is never read.
+
+Drafts that branch stand one behind the other too; what was kept of the path that was drawn is moved to its places.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
-from engine.interfaces.drafter import Acceptance, Drafter, DraftRows, Drafts
+from engine.interfaces.drafter import Acceptance, Drafter, DraftRows, Drafts, seen_from
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Fetch, Platform
+from engine.interfaces.step import LayerListener, StepPart, TargetStep
 from engine.plugin.candidate import Candidate
+from engine.runner.session import Session
+from engine.runner.step import Drawing
+from engine.runner.walk import StreamRecorder
 from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
 from engine.sampling.sampler import SampledDrafts
@@ -37,99 +43,112 @@ class ChosenDrafter(NamedTuple):
     num_tokens: int
     """The most drafts of a row."""
     candidate: Candidate
+    observes: bool = False
+    branches: bool = False
+    streams: tuple[int, ...] = ()
+    """The layers whose residual stream it reads."""
 
 
-@dataclass(frozen=True)
-class Session:
-    """Implements `engine.interfaces.drafter.DraftSession`."""
-
-    tokens: torch.Tensor
-
-
-class Positions(NamedTuple):
-    """The n positions of a step that draw: each sampling row's last token, and those before it that drafts follow.
+class StepTrees(NamedTuple):
+    """The trees of a step that draws at n positions. Node 0 of a row is its last token, node i its i-th draft.
 
     Args:
-        rows: int64 [m]; the sampling rows. start: int64 [m + 1]; row i's positions are start[i] .. start[i + 1] - 1.
-        row: int64 [n]; of the plan. offset: int64 [n]; place among the row's positions.
-        num_drafts: int32 [R]; drafts that are computed.
+        depth: the most drafts that follow one another.
+        hidden, beyond: int64 [n], device; the bits of what each position does not see, and how many they are.
+        parents: int64 [n], device; as `Ops.verify_tree` takes them.
+        slot, place: int64 [n], device; where its token goes in the table once it is on the path that was drawn.
     """
 
-    rows: np.ndarray
-    start: np.ndarray
-    row: np.ndarray
-    offset: np.ndarray
-    num_drafts: np.ndarray
+    depth: int
+    hidden: torch.Tensor
+    beyond: torch.Tensor
+    parents: torch.Tensor
+    slot: torch.Tensor
+    place: torch.Tensor
 
     @classmethod
-    def of(cls, rows: np.ndarray, num_drafts: np.ndarray) -> Positions:
-        """From the sampling rows and the drafts of all rows."""
-        counts = 1 + num_drafts[rows].astype(np.int64)
-        start = np.append(0, np.cumsum(counts))
-        row = np.repeat(rows, counts)
-        return cls(rows, start, row, np.arange(len(row)) - np.repeat(start[:-1], counts), num_drafts)
+    def of(cls, parents: np.ndarray, step: StepDrafts, platform: Platform) -> StepDrafts:
+        """The step's drafts, as a tree. parents: of `engine.interfaces.drafter.Drafts`."""
+        drawing, node = step.drawing, step.offset
+        depth, hidden = seen_from(parents)
+        offset = depth[node]
+        above = np.where(node == 0, -1, np.arange(len(node)) - node + np.append(-1, parents + 1)[node])
+        num_tokens = drawing.num_tokens - (node - offset)
+        columns = (hidden[node], node - offset, above, drawing.slot, num_tokens)
+        trees = cls(int(offset.max()), *send(platform, *(column.astype(np.int64) for column in columns)))
+        drawing = drawing._replace(num_tokens=num_tokens.astype(np.int32))
+        return step._replace(trees=trees, offset=offset, drawing=drawing)
 
-    @property
-    def ahead(self) -> np.ndarray:
-        """int64 [n]; how many positions of its row come after each: 0 for the row's last token."""
-        return self.num_drafts[self.row] - self.offset
+    def walk(
+        self, ops: Ops, drawn: torch.Tensor, drafts: SampledDrafts, start: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Put what was drawn on the paths, of int32 [n], into the table of tokens.
+
+        Returns counts and paths, see `Ops.verify_tree`, and int64 [2, e]: positions, and those whose places they get.
+        """
+        counts, path = ops.verify_tree(drawn, drafts.tokens.roll(1), self.parents, start, self.depth)
+        on = path.flatten()
+        tokens[self.slot[on], self.place[on]] = drawn[on].clamp(min=0)  # what is broken is read, and does not count
+        return counts, path, torch.stack((on, on - self.beyond[on]))
 
 
-@dataclass(slots=True)
-class StepDrafts:
+class StepDrafts(NamedTuple):
     """The drafts of one step.
 
     Args:
-        rows: all that have drafts; `drafts`: those, with counts.
-        place: int64 [m]; the plan's row of each.
-        asked: as the drafter was asked; None where it was not.
-        positions: where the step draws.
-        sampled: the drafts in the order of `positions`.
-        start: int64 [R' + 1], on the device; `positions.start`.
-        asked_among: int64, on the device; where the rows that the drafter was asked for stand among those that draw.
+        place: int64 [m]; the rows of the plan that were to have drafts.
+        drawing: where the step draws, at n positions. offset: int64 [n]; the place of each among its row's.
+        sampled: the drafts that follow these positions.
+        start: int64 [R' + 1], on the device; sampling row i's positions are start[i] .. start[i + 1] - 1.
         fetch: their copy to the host under way, where masks follow that depend on them.
+        trees: where drafts branch.
     """
 
-    rows: DraftRows
-    drafts: Drafts
     place: np.ndarray
-    asked: DraftRows | None
-    positions: Positions
+    drawing: Drawing
+    offset: np.ndarray
     sampled: SampledDrafts
     start: torch.Tensor
-    asked_among: torch.Tensor
-    fetch: Fetch | None = None
-
-    def told(self) -> list[list[int]]:
-        """The drafts of each row of the plan, on the host. Waits for their copy."""
-        assert self.fetch is not None
-        tokens: list[list[int]] = [[] for _ in self.positions.num_drafts]
-        (found,) = self.fetch.wait()
-        for row, of_row in zip(self.place.tolist(), found.tolist(), strict=True):
-            tokens[row] = of_row[: self.positions.num_drafts[row]]
-        return tokens
+    fetch: Fetch | None
+    trees: StepTrees | None
 
 
-class Drafting:
+class Drafting(StepPart):
     """A drafter in the hands of the runner, and drafts that come with a plan.
 
     Args:
         chosen: at work; None where the engine has no drafter: then all drafts come with their plan.
         ops, platform: the worker's.
-        tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the device's table of tokens.
+        session: what the drafter sees.
         faults: of slots; what the drafter raises over one request ends that one.
+        edited: of slots, int [n], which of their requests' draws depend on the tokens before: bool [n].
+
+    Attributes:
+        step: of the last plan that has drafts.
     """
 
     def __init__(
-        self, chosen: ChosenDrafter | None, ops: Ops, platform: Platform, tokens: torch.Tensor, faults: SlotFaults
+        self,
+        chosen: ChosenDrafter | None,
+        ops: Ops,
+        platform: Platform,
+        session: Session,
+        faults: SlotFaults,
+        edited: Callable[[np.ndarray], np.ndarray],
     ) -> None:
         self._chosen = chosen
         self._acceptance: Acceptance = "exact" if chosen is None else chosen.acceptance
         self._faults = faults
+        self._edited = edited
         self._ops = ops
         self._platform = platform
-        self._tokens = tokens
-        self._session = Session(tokens)
+        self._tokens = session.tokens
+        self._session = session
+        self.step: StepDrafts | None = None
+
+    def capture(self) -> None:
+        """Once, before the first plan: see `Session.capture`."""
+        self._session.capture()
 
     @property
     def rejects(self) -> bool:
@@ -137,7 +156,6 @@ class Drafting:
         return self._acceptance == "rejection"
 
     def leave(self, left: LeftSlots) -> None:
-        """Requests have left their slots; their tokens are still in the table."""
         if self._chosen is None:
             return
         for slot, num_tokens in zip(left.slot.tolist(), left.num_tokens.tolist(), strict=True):
@@ -147,7 +165,6 @@ class Drafting:
                 logger.exception("drafter '%s' could not let slot %d go", self._chosen.candidate.name, slot)
 
     def enter(self, new: NewSlot) -> None:
-        """A request enters a slot."""
         if self._chosen is not None:
             try:
                 self._chosen.drafter.enter(new)
@@ -155,28 +172,33 @@ class Drafting:
                 fault = self._chosen.candidate.fault(f"take request {new.request_id!r} in", error)
                 self._faults.add([new.slot], fault)
 
-    def propose(self, plan: StepPlan) -> tuple[StepPlan, StepDrafts]:
+    def begin(self, plan: StepPlan) -> StepPlan:
         """Ask for the drafts of a plan with `num_drafts`, as far as they do not come with it, and put all into the
         table.
 
-        Returns:
-            The plan, cut to the drafts that were found, and the drafts.
-
-        Raises:
-            ContractError: the drafter's answer has the wrong form.
+        Returns the plan, cut to the drafts that were found. Raises ContractError where the drafter's answer has the
+        wrong form.
         """
-        assert plan.num_drafts is not None
+        if plan.num_drafts is None:
+            return plan
         place = np.flatnonzero(plan.num_drafts)
         rows = _rows(plan, place)
         given = plan.forced_drafts
         asked_place = place if given is None else np.setdiff1d(place, given.row)
         if (faulty := self._faults.among(plan.slot_of_row[asked_place])) is not None:
             asked_place = asked_place[~faulty]
-        asked, drafts = None, None
+        drafts, parents = None, None
         if len(asked_place):
-            asked = rows if len(asked_place) == len(place) else _rows(plan, asked_place)
-            drafts = self._proposed(asked)
-            asked, asked_place = (asked, asked_place) if drafts is not None else (None, asked_place[:0])
+            self._session.limit[plan.slot_of_row] = plan.num_computed + plan.num_tokens
+            drafts = self._proposed(rows if len(asked_place) == len(place) else _rows(plan, asked_place))
+            if drafts is None:
+                asked_place = asked_place[:0]
+            elif (parents := drafts.parents) is not None and drafts.counts is not None:
+                chain = (parents == np.arange(len(parents)) - 1).cumprod().sum()
+                alone = plan.masks_follow | self._edited(plan.slot_of_row[asked_place])
+                counts = np.where(alone, drafts.counts.clip(max=chain), drafts.counts)
+                drafts = drafts._replace(counts=counts.astype(np.int32))
+                parents = parents if (counts > chain).any() else None
         if drafts is None or len(asked_place) < len(place):
             drafts = self._merged(drafts, np.searchsorted(place, asked_place), given, rows, place)
         assert drafts.counts is not None
@@ -187,13 +209,10 @@ class Drafting:
         alone = (num_tokens == 1) & plan.samples
         num_decodes = plan.num_rows if alone.all() else int(alone.argmin())
         plan = msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=num_drafts, num_decodes=num_decodes)
-        positions = Positions.of(np.flatnonzero(plan.samples), num_drafts)
-        among = np.searchsorted(positions.rows, asked_place)
-        sampled, start, among_device = self._put(rows, drafts, place, positions, among)
-        step = StepDrafts(rows, drafts, place, asked, positions, sampled, start, among_device)
-        if plan.masks_follow:
-            step.fetch = self._platform.to_host((drafts.tokens,))
-        return plan, step
+        self.step = self._put(plan, drafts, place)
+        if parents is not None:
+            self.step = StepTrees.of(parents, self.step, self._platform)
+        return plan
 
     def _proposed(self, rows: DraftRows) -> Drafts | None:
         """What the drafter proposes; None where it failed over the one request that it was asked for.
@@ -214,11 +233,17 @@ class Drafting:
         """The drafts, with counts."""
         m, k = len(rows.slot), int(rows.num_drafts.max())
         counts = rows.num_drafts if drafts.counts is None else drafts.counts
-        fits = tuple(drafts.tokens.shape) == (m, k) and counts.shape == (m,)
+        fits, form = tuple(drafts.tokens.shape) == (m, k) and counts.shape == (m,), "chains"
+        found = f"tokens of shape {tuple(drafts.tokens.shape)}, counts {counts!r:.80}"
+        if (parents := drafts.parents) is not None and self._chosen is not None:
+            fits = fits and parents.shape == (k,) and self._chosen.branches and drafts.probs is None
+            fits = fits and bool(((parents >= -1) & (parents < np.arange(k))).all())
+            form = "chains, or trees without probabilities" if self._chosen.branches else form
+            found += f", parents {parents!r:.80}{'' if drafts.probs is None else ' and probabilities'}"
         if not fits or (counts < 0).any() or (counts > rows.num_drafts).any():
             raise ContractError(
-                f"drafts for {m} rows, at most {k} each",
-                f"the drafter gave tokens of shape {tuple(drafts.tokens.shape)} and counts {counts!r:.80}",
+                f"drafts for {m} rows, at most {k} each: {form}",
+                f"the drafter gave {found}",
                 "choose another drafter driver and tell its author",
                 point="drafter",
             )
@@ -247,36 +272,43 @@ class Drafting:
                 probs[where, :width] = proposed.probs
         return Drafts(tokens, counts, probs)
 
-    def _put(
-        self, rows: DraftRows, drafts: Drafts, place: np.ndarray, positions: Positions, among: np.ndarray
-    ) -> tuple[SampledDrafts, torch.Tensor, torch.Tensor]:
-        """Write the drafts behind their rows' tokens; and the same in the order of the positions that draw. With it go
-        the positions' `start`, and `among`, which come back as they are on the device."""
-        assert drafts.counts is not None
-        which = np.repeat(np.arange(len(place)), drafts.counts)
-        has = positions.ahead > 0
-        offset = positions.offset[has]  # rows stand in the same order here and there
-        slot, at = rows.slot[which].astype(np.int64), rows.num_tokens[which] + offset
-        host = np.stack([which, offset, slot, at, np.flatnonzero(has)])
-        indices, start, among_device = send(self._platform, host, positions.start, among)
+    def _put(self, plan: StepPlan, drafts: Drafts, place: np.ndarray) -> StepDrafts:
+        """Write the drafts behind their rows' tokens."""
+        assert drafts.counts is not None and plan.num_drafts is not None
+        drawing = Drawing.of(plan, np.flatnonzero(plan.samples))
+        row, n = drawing.row, len(drawing.row)
+        offset = drawing.place - (plan.num_tokens - 1 - plan.num_drafts)[row]
+        has = np.flatnonzero(offset < plan.num_drafts[row])
+        which = np.repeat(np.arange(len(place)), drafts.counts)  # rows stand in the same order here and there
+        host = np.stack([which, offset[has], drawing.slot[has], drawing.num_tokens[has], has])
+        indices, start = send(self._platform, host, np.append(np.flatnonzero(offset == 0), n))
         tokens = drafts.tokens[indices[0], indices[1]].int()
         self._tokens.index_put_((indices[2], indices[3]), tokens)
-        n, device = len(positions.row), self._tokens.device
-        flat = torch.full((n,), -1, dtype=torch.int32, device=device).index_put_((indices[4],), tokens)
+        flat = torch.full((n,), -1, dtype=torch.int32, device=tokens.device).index_put_((indices[4],), tokens)
         probs = None
         if self.rejects and drafts.probs is not None:
-            probs = torch.zeros(n, drafts.probs.shape[2], dtype=drafts.probs.dtype, device=device)
+            probs = torch.zeros(n, drafts.probs.shape[2], dtype=drafts.probs.dtype, device=tokens.device)
             probs[indices[4]] = drafts.probs[indices[0], indices[1]]
-        return SampledDrafts(flat, probs), start, among_device
+        fetch = self._platform.to_host((drafts.tokens,)) if plan.masks_follow else None
+        return StepDrafts(place, drawing, offset, SampledDrafts(flat, probs), start, fetch, None)
 
-    def verify(self, step: StepDrafts, tokens: torch.Tensor) -> torch.Tensor:
-        """How many of the drawn tokens, int32 [n], count for each sampling row: int32 [m], device. The drafter hears
-        of it."""
-        counts = self._ops.verify(tokens, step.sampled.tokens, step.start)
-        if step.asked is not None:
-            assert self._chosen is not None
-            self._chosen.drafter.accepted(step.asked, counts[step.asked_among] - 1)
-        return counts
+    def listeners(self) -> Sequence[LayerListener]:
+        """Who records what the drafter reads."""
+        layers = () if self._chosen is None else self._chosen.streams
+        return (StreamRecorder(self._ops, layers),) if layers else ()
+
+    def launched(self, step: TargetStep) -> None:
+        """The drafter looks at the step. What it raises over that ends the engine: nobody knows over which request."""
+        assert self._chosen is not None
+        if step.plan.num_rows:
+            try:
+                self._chosen.drafter.observe(step, self._session)
+            except Exception as error:
+                raise self._chosen.candidate.fault("observe a step", error) from error
+
+    def steady(self) -> bool:
+        """There is no drafter that observes steps."""
+        return self._chosen is None or not self._chosen.observes
 
 
 def _rows(plan: StepPlan, place: np.ndarray) -> DraftRows:

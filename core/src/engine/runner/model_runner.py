@@ -1,10 +1,10 @@
 """The runner: from a step's plan to its tokens.
 
-A step's way: pages are copied; new slots and pages go into the tables; drafts behind the tokens of rows that want some;
-rows into the fixed buffers; token ids, positions and slot mappings from the tables; one attention plan for each KV
-group; the model (captured for decode steps where the platform has buckets); logits of the positions that draw; the
-sampler, which also writes the drawn tokens where the next step reads them; how many of them count; and the copy back,
-which nobody waits for here.
+A step's way: requests leave and enter slots; parts begin, which may copy pages in or put drafts into the table of
+tokens; pages are copied; rows go into the fixed buffers; token ids, positions and slot mappings come from the tables;
+one attention plan for each KV group; the model (captured for decode steps where the platform has buckets); logits of
+the positions that draw; the sampler, which also writes the drawn tokens where the next step reads them; what parts make
+of the step; and the copy back, which nobody waits for here.
 
 A step whose masks follow stops before the sampler and goes on there when they come (`PendingSample`).
 """
@@ -12,37 +12,27 @@ A step whose masks follow stops before the sampler and goes on there when they c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
-from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
-from engine.interfaces.model import LayerIterator, Model, State
-from engine.interfaces.ops import Ops
-from engine.interfaces.platform import CaptureKey, CapturesDrafts, Platform
-from engine.runner.attention import AttentionLayers
-from engine.runner.buffers import SlotTables, StepBuffers, TokenTypes, copy_pages
-from engine.runner.capture import Buckets, DecodeTrial, buckets_of, can_be_tried, padding_of, width_of, widths_of
-from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
-from engine.runner.pooling import StepPooler
-from engine.runner.prompt_logprobs import PromptScorer, ScoredPrompts
-from engine.runner.results import DraftedStep, FailedStep, PendingSample, RunningStep
+from engine.interfaces.model import LayerIterator, State
+from engine.interfaces.platform import CaptureKey
+from engine.interfaces.step import LayerListener, StepPart
+from engine.runner.assemble import Assembly, step_parts
+from engine.runner.buffers import SlotTables, StepBuffers, copy_pages
+from engine.runner.capture import DecodeTrial, buckets_of, can_be_tried, decodes, padding_of, width_of, widths_of
+from engine.runner.results import FailedStep, PendingSample, RunningStep
 from engine.runner.stages import StageLink
-from engine.runner.step import Drawing, Step
-from engine.sampling.faults import SlotFaults
+from engine.runner.step import Drawing, LaunchedStep, Step
+from engine.runner.walk import StepWalk, View
 from engine.sampling.packed import send
-from engine.sampling.parameters import SlotParameters
-from engine.sampling.processors import Processor, ProcessorChain
-from engine.sampling.sampler import SampledMasks, SampledRows, Sampler
 from engine.types.kv import NULL_PAGE
 from engine.types.plan import Masks, NewBlocks, StepPlan
 from engine.types.start import WorkerStart
-
-_NO_ROWS = np.empty(0, np.int64)
 
 
 class ModelRunner:
@@ -50,63 +40,54 @@ class ModelRunner:
 
     Args:
         start: sizes and limits.
-        platform, ops, attention, model: at work; attention is bound to the pool.
-        drafter: None where the engine has none; then all drafts come with their plans.
-        processors: the logits processors, in their order.
+        built: what computes; its attention is bound to the pool.
         walk: over the model's layers; None: through all of them.
-        capture: whether `capture` finds any buckets.
-        skips_padding: whether the platform's replays take the number of rows that count.
-        captures_drafts: which steps with drafts are captured as well.
-        stages: the ranks of all pipeline stages; None where there is one stage.
+        profiles: it runs one largest step, before the pool is known: nothing is captured, and drafter, processors and
+            connectors have no part in it.
     """
 
     def __init__(
-        self,
-        start: WorkerStart,
-        platform: Platform,
-        ops: Ops,
-        attention: AttentionLayers,
-        model: Model,
-        drafter: ChosenDrafter | None = None,
-        processors: Sequence[Processor] = (),
-        walk: LayerIterator | None = None,
-        capture: bool = False,
-        skips_padding: bool = False,
-        captures_drafts: CapturesDrafts = "never",
-        stages: ProcessGroup | None = None,
+        self, start: WorkerStart, built: Assembly, walk: LayerIterator | None = None, profiles: bool = False
     ) -> None:
-        self._platform = platform
-        self._ops = ops
-        self._attention = attention
-        self._model = model
-        self._groups = attention.groups
-        self._walk: LayerIterator = _all_layers if walk is None else walk
-        self._buckets: Buckets = {}
-        if capture:
-            widths = widths_of(captures_drafts, 0 if drafter is None else drafter.num_tokens, start.max_model_len)
+        self._platform = platform = built.platform
+        self._ops = built.ops
+        self._attention = built.attention
+        self._model = built.model
+        self._groups = built.attention.groups
+        self._walk: LayerIterator = StepWalk() if walk is None else walk
+        self._first_layer = start.place.stage.start
+        self._buckets: dict[int, tuple[int, ...]] = {}
+        self._captures_drafts = built.captures_drafts
+        if built.not_captured == () and not profiles:
+            num_drafts = 0 if built.drafter is None else built.drafter.num_tokens
+            widths = widths_of(self._captures_drafts, num_drafts, start.max_model_len)
             self._buckets = buckets_of(platform, start.max_num_seqs, widths)
-        self._skips_padding = skips_padding
-        self._captures_drafts = captures_drafts
+        self._skips_padding = built.skips_padding
         max_rows = max(start.max_num_seqs, *(rows[-1] for rows in self._buckets.values()), 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         padded = [width * rows[-1] for width, rows in self._buckets.items()]
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
         self._buffers = StepBuffers(platform, self._slots, self._groups, max_rows, max_tokens)
-        self._draws = start.place.draws
+        if built.drafter is not None and built.drafter.branches:
+            self._buffers.hidden = torch.zeros(max_tokens, dtype=torch.int64, device=platform.device)
+        self._draws, parts = step_parts(start, built, self._slots, max_tokens, profiles)
+        self._is_last = start.place.draws
+        self._parts = parts
+        self._leave = [part.leave for part in parts if _has(part, "leave")]
+        self._enter = [part.enter for part in parts if _has(part, "enter")]
+        self._begin = [part.begin for part in parts if _has(part, "begin")]
+        self._inputs = [part.inputs for part in parts if _has(part, "inputs")]
+        self._launched = [part for part in parts if _has(part, "launched")]
+        listeners = [listener for part in parts for listener in part.listeners()]
+        self._listeners = [listener for listener in listeners if listener.captured]
+        self._looking_on = [listener for listener in listeners if not listener.captured]
+        self._variant = tuple(type(listener).__name__ for listener in self._listeners)
+        self._at_work: list[StepPart] = []
+        self._has_begun = False
         self._link: StageLink | None = None
-        if stages is not None:
-            dtype, sizes = getattr(torch, start.dtype), model.state_sizes()
+        if (stages := built.groups.get("pp")) is not None:
+            dtype, sizes = getattr(torch, start.dtype), built.model.state_sizes()
             self._link = StageLink(start.place.stage, stages, sizes, max_tokens, dtype, platform.device)
-        self._pooler = None if start.model.generates or not self._draws else StepPooler(platform, model, start.model)
-        types = start.model.num_token_types
-        self._token_types = TokenTypes(platform, start.max_num_seqs, max_tokens) if types else None
-        self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
-        tokens = self._slots.tables.tokens
-        self._faults = SlotFaults()
-        self._processors = ProcessorChain(processors, platform, tokens, self._faults)
-        self._sampler = Sampler(ops, platform, tokens, self._parameters, self._processors)
-        self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
-        self._drafting = Drafting(drafter, ops, platform, tokens, self._faults)
         self._open: PendingSample | FailedStep | None = None
         self._captured: dict[CaptureKey, Step] = {}
         self._vocab_size = start.model.vocab_size
@@ -133,6 +114,7 @@ class ModelRunner:
                     break
             else:
                 self._captured |= steps
+        self._draws.drafting.capture()
         return self._buckets.get(1, ())
 
     def _capture_width(self, width: int) -> dict[CaptureKey, Step] | None:
@@ -143,24 +125,24 @@ class ModelRunner:
             return None
         for bucket in reversed(self._buckets[width]):  # the largest first: where steps share memory, it makes room
             step = Step(self._buffers.frame(bucket, bucket * width, width), [None] * len(self._groups))
-            step.select = step.frame.select
+            step.select, step.listeners = step.frame.select, self._listeners
+            self._fill_more(step, decodes(np.zeros(bucket, np.int64), width))
             trial = DecodeTrial(
                 self._platform,
                 self._buffers,
                 self._attention,
-                step.frame,
+                step,
                 self._vocab_size,
                 self._max_model_len,
                 partial(self._plan_attention, step, keep=True),
-                step.outputs,
-                step.replace,
                 () if self._link is None else tuple(self._link.state(bucket * width).values()),
             )
             forward = partial(self._forward, step)
-            step.run = self._platform.capture(forward, CaptureKey(bucket, width), trial.trial)
+            key = CaptureKey(bucket, width, variant=self._variant)
+            step.run = self._platform.capture(forward, key, trial.trial)
             if step.run is forward:
                 return None
-            steps[CaptureKey(bucket, width)] = step
+            steps[key] = step
         return steps
 
     @torch.inference_mode()
@@ -181,7 +163,7 @@ class ModelRunner:
         Raises the error of its launch.
         """
         step = self._open
-        if step is None and not self._draws:
+        if step is None and not self._is_last:
             return []
         if isinstance(step, FailedStep):
             step.result()
@@ -199,45 +181,42 @@ class ModelRunner:
         its future's, as is that of its launch."""
         step = self._open
         self._open = None
-        if self._draws and not isinstance(step, FailedStep):
+        if self._is_last and not isinstance(step, FailedStep):
             assert step is not None and step.step_id == step_id
             step.sample(masks)
 
     def _execute(self, plan: StepPlan) -> StepFuture:
+        if plan.left_slots is not None:
+            for leave in self._leave:
+                leave(plan.left_slots)
+        for new in plan.new_slots:
+            for enter in self._enter:
+                enter(new)
+        if plan.known is not None and not self._is_last:
+            self._slots.take_known(plan.known)
+        self._slots.enter(plan)
+        blocks = plan.new_blocks
+        if blocks and (plan.num_drafts is not None or not self._buffers.room_for(sum(len(new.slot) for new in blocks))):
+            self._place_blocks(blocks)  # drafters may read them
+            blocks = []
+        begins = plan.num_drafts is not None or plan.known is not None or plan.sections is not None
+        if begins:
+            for begin in self._begin:
+                plan = begin(plan)
+        if begins or self._has_begun or plan.new_slots:
+            self._at_work = [part for part in self._launched if not part.steady()]
+        self._has_begun = begins
         if plan.copies is not None:
             assert self._attention.pool is not None
             copy_pages(self._platform, self._attention.pool, plan.copies)
-        if plan.left_slots is not None:
-            self._drafting.leave(plan.left_slots)
-        for new in plan.new_slots:
-            self._faults.enter(new.slot)
-            self._drafting.enter(new)
-            self._parameters.enter(new)
-            self._processors.enter(new)
-            self._scorer.enter(new)
-            if self._pooler is not None:
-                self._pooler.enter(new)
-            if self._token_types is not None:
-                self._token_types.enter(new)
-        if plan.known is not None:
-            self._slots.take_known(plan.known) if not self._draws else self._processors.take_host_tokens(plan.known)
-        self._slots.enter(plan)
-        blocks = plan.new_blocks
-        if blocks and (plan.num_drafts is not None or not self._room_for(blocks)):
-            self._place_blocks(blocks)  # drafters may read them
-            blocks = []
-        drafts: StepDrafts | None = None
-        if plan.num_drafts is not None:
-            plan, drafts = self._drafting.propose(plan)
-        rows = np.flatnonzero(plan.samples) if self._draws else _NO_ROWS
-        if not self._draws:
-            drafts = None  # they are in the table
         if not plan.num_rows:
             if blocks:
                 self._place_blocks(blocks)
-            return RunningStep(plan, rows, None)
-        step, captured = self._step_of(plan, drafts)
-        sampled = self._prepare(step, plan, captured, Drawing.of(plan, rows, drafts), blocks)
+            return self._finish(plan, self._eager, None, None, None)
+        heard = [listener for listener in self._looking_on if listener.hears(plan)] if self._looking_on else []
+        step, captured = self._step_of(plan, heard)
+        drawing = self._draws.of(plan)
+        places = self._prepare(step, plan, captured, drawing, blocks)
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), None)
         if self._link is not None:
@@ -248,41 +227,56 @@ class ModelRunner:
             step.run()
         if self._link is not None and step.left is not None:
             self._link.send(step.left, plan.total_tokens, keep=captured)
-        if self._pooler is not None:
-            assert step.hidden is not None
-            return self._pooler.pool(step.hidden, plan)
-        scores = self._score_prompts(step, plan)
-        if not len(rows):
-            fetch = None if scores is None else self._platform.to_host(scores.tensors)
-            return RunningStep(plan, rows, fetch, None, scores)
-        draw: Callable[[Masks | None], StepFuture]
-        if drafts is not None:
-            draw = partial(self._sample_drafted, step, plan, sampled, drafts, scores)
-        else:
-            draw = partial(self._sample, step, plan, sampled, rows, scores)
-        if not plan.masks_follow:
-            return draw(None)
-        told = (lambda: [[] for _ in range(plan.num_rows)]) if drafts is None else drafts.told
-        self._open = opened = PendingSample(plan.step_id, draw, told)  # buffers stay as they are until the next launch
+        if not plan.masks_follow or not len(drawing.row):
+            return self._finish(plan, step, drawing, places, None)
+        finish = partial(self._finish, plan, step, drawing, places)
+        # The buffers stay as they are until the next launch.
+        self._open = opened = PendingSample(plan.step_id, finish, partial(self._draws.drafts, plan))
         return opened
 
-    def _step_of(self, plan: StepPlan, drafts: StepDrafts | None) -> tuple[Step, bool]:
-        """The captured step that computes a plan; else the eager one, and False."""
-        width = self._width(plan, drafts)
+    def _finish(
+        self, plan: StepPlan, step: Step, drawing: Drawing | None, places: torch.Tensor | None, masks: Masks | None
+    ) -> RunningStep:
+        """What comes behind the model: tokens are drawn, parts see the step, and the copy to the host begins."""
+        outputs, counts, walked, ends = [], None, None, None
+        if drawing is not None and len(drawing.row):
+            assert step.logits is not None and step.broken is not None
+            drawn, counts, walked = self._draws.draw(plan, drawing, places, step.logits, step.broken, masks)
+            outputs.append(drawn)
+        if counts is not None:
+            self._attention.restore(counts)
+        if walked is not None:
+            assert step.select is not None
+            ends, moves = step.select[walked[0][:, -1]], step.select[walked[1]]
+        if self._at_work:
+            hidden = step.hidden if plan.num_rows else None
+            launched = LaunchedStep(plan, hidden, step.streams, step.frame, counts, ends, self._slots, self._platform)
+            found = [part.launched(launched) for part in self._at_work]
+            outputs += [output for output in found if output is not None]
+        if walked is not None:
+            self._attention.move(step.frame.batches, *moves)
+        return RunningStep(plan, outputs, self._platform)
+
+    def _step_of(self, plan: StepPlan, heard: Sequence[LayerListener]) -> tuple[Step, bool]:
+        """The captured step that computes a plan; else the eager one, and False. The latter for those who look on at
+        this step alone."""
+        width = 0 if heard else self._width(plan)
         buckets = self._buckets.get(width, ())
         if not buckets or plan.num_rows > buckets[-1]:
-            return self._eager_step(plan), False
-        return self._captured[CaptureKey(buckets[bisect_left(buckets, plan.num_rows)], width)], True
+            step = self._eager_step(plan)
+            if self._listeners or self._looking_on:
+                step.listeners, step.plan, step.streams = [*self._listeners, *heard], plan, {}
+            return step, False
+        key = CaptureKey(buckets[bisect_left(buckets, plan.num_rows)], width, variant=self._variant)
+        return self._captured[key], True
 
-    def _width(self, plan: StepPlan, drafts: StepDrafts | None) -> int:
+    def _width(self, plan: StepPlan) -> int:
         """The tokens of a row in the captured steps that can compute a plan; 0: none can."""
         if plan.num_decodes == plan.num_rows:
             return 1
-        if drafts is None or len(self._buckets) < 2:
+        if plan.num_drafts is None or not self._is_last or len(self._buckets) < 2:
             return 0
-        return width_of(
-            plan, drafts.positions.num_drafts, self._captures_drafts, tuple(self._buckets), self._max_model_len
-        )
+        return width_of(plan, plan.num_drafts, self._captures_drafts, tuple(self._buckets), self._max_model_len)
 
     def _eager_step(self, plan: StepPlan) -> Step:
         """The step that is not captured; its views are made anew only when the shape is another than the last one's."""
@@ -294,31 +288,45 @@ class ModelRunner:
 
     def _prepare(
         self, step: Step, plan: StepPlan, captured: bool, drawing: Drawing, blocks: Sequence[NewBlocks]
-    ) -> SampledRows:
-        """Send what the step needs, fill the inputs and plan attention; what the sampler is to be told."""
-        rows = SampledRows(drawing.slot, drawing.num_tokens)
+    ) -> torch.Tensor | None:
+        """Send what the step needs, fill the inputs and plan attention; what `Draws.draw` is to be told."""
         entries = [array for new in blocks if len(new.slot) for array in (new.slot, new.index, new.page)]
-        places = self._sampler.places(rows) if len(rows.slot) else None
         each = step.frame.tokens_per_row
-        sent = self._buffers.fill(step.frame, plan, places, drawing.select(each), padding_of(plan, each), entries)
+        sent = self._buffers.fill(
+            step.frame, plan, self._draws.places(drawing), drawing.select(each), padding_of(plan, each), entries
+        )
         if entries:
             self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
         inputs = step.frame.inputs
         self._ops.prepare_inputs(self._slots.tables, inputs)
-        if each > 1:
+        if step.frame.kv_index is not inputs.positions:
             step.frame.kv_index.copy_(inputs.positions)
+        if (hidden := self._buffers.hidden) is not None and each != 1:
+            hidden.zero_()
+            drafts = None if plan.num_drafts is None else self._draws.drafting.step
+            trees = None if drafts is None else drafts.trees
+            if trees is not None and sent.select is not None:  # nodes stand one behind the other, and see few of these
+                tokens = sent.select[: len(trees.hidden)]
+                hidden.index_copy_(0, tokens, trees.hidden)
+                inputs.positions.index_add_(0, tokens, trees.beyond, alpha=-1)
+            for batch in step.frame.batches:
+                batch.hidden = hidden[: len(batch.kv_index)] if captured or trees is not None else None
         if len(sent.padding):  # where the row's next pages would be, others' may be by now: its table is not to be read
             step.frame.kv_index.index_fill_(0, sent.padding, -1)
             for slot_mapping in inputs.slot_mappings:
                 slot_mapping.index_fill_(0, sent.padding, NULL_PAGE)
-        if self._token_types is not None:
-            step.token_types = self._token_types.fill(plan, step.frame.num_tokens)
+        if self._inputs:
+            self._fill_more(step, plan)
+        self._attention.begin(plan)
         self._plan_attention(step, captured)
         step.select = sent.select
-        return rows._replace(places=sent.places)
+        return sent.places
 
-    def _room_for(self, blocks: Sequence[NewBlocks]) -> bool:
-        return self._buffers.room_for(sum(len(new.slot) for new in blocks))
+    def _fill_more(self, step: Step, plan: StepPlan) -> None:
+        """What parts add to the model's state."""
+        frame = step.frame
+        filled = [inputs(plan, frame.num_tokens, frame.tokens_per_row) for inputs in self._inputs]
+        step.more = {name: tensor for more in filled for name, tensor in more.items()}
 
     def _place_blocks(self, blocks: Sequence[NewBlocks]) -> None:
         """Write them into the tables at once."""
@@ -339,11 +347,17 @@ class ModelRunner:
         """The part of a step that is captured: the model's own work, through ops and attention only."""
         inputs = step.frame.inputs
         state = State(token_ids=inputs.token_ids, positions=inputs.positions)
-        if step.token_types is not None:
-            state["token_type_ids"] = step.token_types
+        if step.more:
+            state.update(step.more)
         if self._link is not None:
             state.update(self._link.state(step.frame.num_tokens))
-        step.hidden = hidden = self._model.forward(state, self._walk)
+        view, walk = None, self._walk
+        if step.listeners:
+            staged = self._link is not None
+            view = View(self._platform, self._attention, step.frame, step.streams, step.plan, staged)
+            walk = StepWalk(self._first_layer, view, step.listeners)
+        hidden = self._model.forward(state, walk)
+        step.hidden = hidden = hidden if view is None or hidden is None else view.spread(hidden)
         if hidden is None:
             assert self._link is not None
             step.left = self._link.left(state)
@@ -353,72 +367,6 @@ class ModelRunner:
             logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
             step.logits, step.broken = self._ops.check_logits(logits)
 
-    def _score_prompts(self, step: Step, plan: StepPlan) -> ScoredPrompts | None:
-        """The log probabilities of the step's prompt tokens, where they are asked for."""
-        wanted = self._scorer.wanted(plan) if self._draws else None
-        if wanted is None:
-            return None
-        assert step.hidden is not None
-        return self._scorer.score(step.hidden, plan, wanted)
 
-    def _sample(
-        self,
-        step: Step,
-        plan: StepPlan,
-        sampled: SampledRows,
-        rows: np.ndarray,
-        scores: ScoredPrompts | None,
-        masks: Masks | None,
-    ) -> StepFuture:
-        """Draw the rows' tokens and start their copy to the host."""
-        assert step.logits is not None and step.broken is not None
-        logits, broken = step.logits[: len(rows)], step.broken[: len(rows)]  # a bucket's padding rows come last
-        tokens, logprobs = self._sampler(logits, broken, sampled, masks=_placed(masks, rows))
-        tensors: tuple[torch.Tensor, ...] = (tokens,)
-        logprob_rows = None
-        if logprobs is not None:
-            tensors += (logprobs.chosen, logprobs.rank, logprobs.top_ids, logprobs.top_values)
-            logprob_rows = rows[logprobs.places].astype(np.int32)
-        if scores is not None:
-            tensors += scores.tensors
-        fetch = self._platform.to_host(tensors)
-        return RunningStep(plan, rows, fetch, logprob_rows, scores, self._faults.of_rows(plan))
-
-    def _sample_drafted(
-        self,
-        step: Step,
-        plan: StepPlan,
-        sampled: SampledRows,
-        drafts: StepDrafts,
-        scores: ScoredPrompts | None,
-        masks: Masks | None,
-    ) -> StepFuture:
-        """As `_sample`, at all positions of rows with drafts; and how many of the draws count."""
-        assert step.logits is not None and step.broken is not None
-        at = drafts.positions
-        logits, broken = step.logits[: len(at.row)], step.broken[: len(at.row)]
-        rejected = drafts.sampled if self._drafting.rejects else None
-        tokens, logprobs = self._sampler(logits, broken, sampled, rejected, _placed(masks, at.row))
-        counts = self._drafting.verify(drafts, tokens)
-        tensors: tuple[torch.Tensor, ...] = (tokens, counts)
-        places = None
-        if logprobs is not None:
-            places, *values = logprobs
-            tensors += tuple(values)
-        if scores is not None:
-            tensors += scores.tensors
-        return DraftedStep(plan, at, self._platform.to_host(tensors), places, scores, self._faults.of_rows(plan))
-
-
-def _all_layers(layers: Iterable[Any], state: State) -> Iterator[Any]:
-    """Every layer, in order, with nobody looking on: the step stays one captured unit."""
-    return iter(layers)
-
-
-def _placed(masks: Masks | None, row: np.ndarray) -> SampledMasks | None:
-    """The masks by their places among the sampled positions, whose rows of the plan, ascending, are `row`."""
-    if masks is None:
-        return None
-    nth = np.arange(len(masks.row)) - np.searchsorted(masks.row, masks.row)  # mask of its row
-    bits = masks.bits if masks.bits.flags.writeable else masks.bits.copy()  # torch takes no array that only can be read
-    return SampledMasks(np.searchsorted(row, masks.row) + nth, bits)
+def _has(part: StepPart, method: str) -> bool:
+    return getattr(type(part), method) is not getattr(StepPart, method)

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import msgspec
 import torch
 
 from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
+from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.interfaces.platform import CacheMemory
 from engine.modeling.loading import out_of_memory
 from engine.plugin import HookRelay, PluginList, Registry
+from engine.plugin.loading import brought
 from engine.plugin.manifest import Blame, check_hooks
 from engine.runner.assemble import Assembly, assemble
-from engine.runner.memory_profile import profile_step
 from engine.runner.model_runner import ModelRunner
-from engine.runner.profiler import Profiler
-from engine.runner.results import Transfers
+from engine.runner.walk import OneOfEachKind
 from engine.types.errors import EngineDeadError, KVCacheTooSmallError
 from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
 
 MIN_PAGES = 2
 """The null page and one to use."""
+MOST_PAGES = 2**31 - 1
+"""What the int32 of a plan can name."""
 
 
 class TorchWorker:
@@ -41,10 +44,9 @@ class TorchWorker:
         self._registry = registry
         self._runner: ModelRunner | None = None
         self._groups: dict[str, ProcessGroup] = {}
-        self._transfers: Transfers | None = None
+        self._connectors: tuple[KVConnectorWorker, ...] = ()
         self._stopping: Callable[[], None] | None = None
-        self._profiler = Profiler(message)
-        self._blame = Blame(message.choices)
+        self._blame = Blame(sum((draft.choices for draft in message.drafts), message.choices))
 
     @torch.inference_mode()
     def start(self) -> WorkerReady:
@@ -74,26 +76,14 @@ class TorchWorker:
         num_pages, page_bytes = _num_pages(start, memory), start.layout.page_bytes
         pool = parts.platform.allocate_pool(num_pages, page_bytes)
         parts.attention.bind(pool)
-        for connector in parts.connectors.values():
+        self._connectors = tuple(parts.connectors.values())
+        for connector in self._connectors:
             connector.register(pool)
-        self._transfers = Transfers(parts.connectors)
-        self._runner = ModelRunner(
-            start,
-            parts.platform,
-            parts.ops,
-            parts.attention,
-            parts.model,
-            parts.drafter,
-            parts.processors,
-            capture=parts.not_captured == (),
-            skips_padding=parts.skips_padding,
-            captures_drafts=parts.captures_drafts,
-            stages=parts.groups.get("pp"),
-        )
+        self._runner = ModelRunner(start, parts)
         captured = self._runner.capture()
         ready = WorkerReady(
             num_pages=num_pages,
-            weight_bytes=parts.model.weight_bytes(),
+            weight_bytes=sum(model.weight_bytes() for model in (parts.model, *parts.drafts)),
             cache_bytes=num_pages * page_bytes,
             num_parameters=parts.model.num_parameters(),
             load_seconds=time.monotonic() - began,
@@ -113,9 +103,6 @@ class TorchWorker:
         if self._runner is None:
             raise EngineDeadError("run a step", "the worker is not started, or shut down", "start an engine anew")
         with self._blame:
-            if plan.sections is not None:
-                assert self._transfers is not None
-                return self._transfers.execute(plan, self._runner.execute)
             return self._runner.execute(plan)
 
     def sample(self, step_id: int, masks: Masks) -> None:
@@ -133,12 +120,17 @@ class TorchWorker:
             return self._runner.drafts(step_id)
 
     def start_profile(self) -> None:
-        """Record what is computed from now on. See `engine.runner.profiler.Profiler`."""
+        """Record what is computed from now on. See `engine_kit.profiler.Profiler`."""
         self._profiler.start()
 
     def stop_profile(self) -> str:
         """The file with what was recorded."""
-        return self._profiler.stop()
+        path: str = self._profiler.stop()
+        return path
+
+    @cached_property
+    def _profiler(self) -> Any:
+        return brought("profiler", "take a profile")(self._start)
 
     def shutdown(self) -> None:
         """Let go of the model, the pool and the other ranks. Idempotent."""
@@ -146,7 +138,10 @@ class TorchWorker:
         self._stopping = None
         if stopping is not None:
             stopping()
-        self._runner = self._transfers = None
+        self._runner = None
+        for connector in self._connectors:
+            connector.close()
+        self._connectors = ()
         for group in self._groups.values():
             group.close()
 
@@ -155,14 +150,26 @@ def _profile(start: WorkerStart, parts: Assembly) -> CacheMemory | None:
     """What the platform gives the pool, after a largest step; None where the user says so, or nothing is kept."""
     if start.num_kv_pages is not None or start.kv_cache_memory is not None or not start.layout.page_bytes:
         return None
-    return parts.platform.kv_cache_memory(partial(profile_step, start, parts), start.memory_utilization)
+    return parts.platform.kv_cache_memory(partial(_run_largest, start, parts), start.memory_utilization)
+
+
+def _run_largest(start: WorkerStart, parts: Assembly) -> None:
+    """Run the largest steps, from building their buffers to their results. The attention stays bound to a pool of two
+    pages."""
+    parts.attention.bind(parts.platform.allocate_pool(MIN_PAGES, start.layout.page_bytes))
+    runner, drafter = ModelRunner(start, parts, OneOfEachKind(), profiles=True), parts.drafter
+    num_drafts = drafter.num_tokens if drafter is not None and drafter.observes else None
+    for step in brought("memory_profile", "see how much memory steps take")(start, num_drafts):
+        runner.execute(step).result()
+    runner.flush()
 
 
 def _num_pages(start: WorkerStart, profiled: CacheMemory | None) -> int:
     """The pages of the pool, the null page included. Raises KVCacheTooSmallError for fewer than two."""
     page_bytes = start.layout.page_bytes
     if not page_bytes:
-        return MIN_PAGES  # of no byte: the model keeps nothing
+        # Pages of no byte. Where the model keeps nothing, two do; where no layer of this stage does, the others say.
+        return (start.num_kv_pages or MOST_PAGES) if start.layout.tables else MIN_PAGES
     remedy = f"give at least {MIN_PAGES * page_bytes:,} bytes, lower --max-num-batched-tokens, or free memory"
     if start.num_kv_pages is not None:
         num_pages, asked = start.num_kv_pages, f"--num-kv-pages {start.num_kv_pages}"

@@ -10,10 +10,11 @@ import torch
 
 from engine.interfaces.logits_processor import LogitsProcessor, LogitsProcessorCard, LogitsRows
 from engine.interfaces.platform import Platform
+from engine.interfaces.step import StepPart
 from engine.plugin.candidate import Candidate
 from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
-from engine.types.plan import KnownTokens, NewSlot
+from engine.types.plan import NewSlot, StepPlan
 
 
 class Processor(NamedTuple):
@@ -36,7 +37,7 @@ class _Users(NamedTuple):
     row: torch.Tensor | None
 
 
-class ProcessorChain:
+class ProcessorChain(StepPart):
     """Applies processors in order. A step in which no row uses any costs one comparison on the host.
 
     Args:
@@ -70,7 +71,6 @@ class ProcessorChain:
         self._version = 0
 
     def enter(self, new: NewSlot) -> None:
-        """A request enters a slot."""
         for uses, processor in zip(self._uses, self._processors, strict=True):
             uses[new.slot] = processor.card.used_by(new.params)
             if uses[new.slot]:
@@ -85,10 +85,15 @@ class ProcessorChain:
         self._used = bool(self._uses.any())
         self._version += 1
 
-    def take_host_tokens(self, new: KnownTokens) -> None:
-        """Tokens that came back to the host, where any processor reads them there."""
-        if self._host_tokens is not None:
-            self._host_tokens[new.slot, new.position] = new.token
+    def used_by(self, slots: np.ndarray) -> np.ndarray:
+        """bool [n]; which of these slots' requests use any."""
+        return np.asarray(self._uses[:, slots].any(axis=0))
+
+    def begin(self, plan: StepPlan) -> StepPlan:
+        """Take in the tokens that came back to the host, where any processor reads them there."""
+        if self._host_tokens is not None and plan.known is not None:
+            self._host_tokens[plan.known.slot, plan.known.position] = plan.known.token
+        return plan
 
     def apply(
         self,

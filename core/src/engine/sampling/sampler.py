@@ -10,8 +10,67 @@ import torch
 from engine.interfaces.ops import Ops, SamplingRows
 from engine.interfaces.platform import Platform
 from engine.sampling.packed import send
-from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import ProcessorChain
+from engine.types.plan import NewSlot
+
+
+class SlotParameters:
+    """The sampling parameters of every slot, on the host: one array a parameter, indexed by slot.
+
+    They change only when a request enters a slot, so a step uploads them only when its rows are others than the last
+    step's (see `Sampler`). What a step has to do at all is known here without asking the device.
+
+    Attributes:
+        temperature, top_p, min_p, presence, frequency, repetition: float32 [max_num_seqs].
+        top_k: int32; seed: int64, the bits of the uint64.
+        num_prompt, min_tokens: int32.
+        logprobs: int32; alternatives asked for, -1 where none are reported.
+        penalised: bool; True where logits depend on the tokens so far.
+        stop_ids: for slots with `min_tokens`, the ids that must not be drawn before; int64 [k].
+        version: counts the changes.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.temperature = np.zeros(max_num_seqs, np.float32)
+        self.top_p = np.ones(max_num_seqs, np.float32)
+        self.min_p = np.zeros(max_num_seqs, np.float32)
+        self.presence = np.zeros(max_num_seqs, np.float32)
+        self.frequency = np.zeros(max_num_seqs, np.float32)
+        self.repetition = np.ones(max_num_seqs, np.float32)
+        self.top_k = np.zeros(max_num_seqs, np.int32)
+        self.seed = np.zeros(max_num_seqs, np.int64)
+        self.num_prompt = np.zeros(max_num_seqs, np.int32)
+        self.min_tokens = np.zeros(max_num_seqs, np.int32)
+        self.logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.penalised = np.zeros(max_num_seqs, bool)
+        self.stop_ids: dict[int, np.ndarray] = {}
+        self.version = 0
+
+    def enter(self, new: NewSlot) -> None:
+        """Take the parameters of a request that enters a slot."""
+        slot, params = new.slot, new.params
+        assert params.seed is not None, "the frontend fills the seed in"
+        self.temperature[slot] = params.temperature
+        if params.temperature > 0 and self.temperature[slot] == 0:
+            self.temperature[slot] = np.finfo(np.float32).tiny  # not greedy, though float32 cannot hold the number
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.presence[slot] = params.presence_penalty
+        self.frequency[slot] = params.frequency_penalty
+        self.repetition[slot] = params.repetition_penalty
+        self.top_k[slot] = params.top_k
+        self.seed[slot] = np.uint64(params.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
+        self.num_prompt[slot] = new.num_prompt_tokens
+        self.min_tokens[slot] = params.min_tokens
+        self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        self.penalised[slot] = penalties != (0.0, 0.0, 1.0)
+        self.stop_ids.pop(slot, None)
+        if params.min_tokens > 0:
+            ids = np.unique(np.asarray(new.stop_token_ids, np.int64))
+            self.stop_ids[slot] = ids[ids < self._vocab_size]
+        self.version += 1
 
 
 class SampledRows(NamedTuple):
@@ -189,6 +248,27 @@ class Sampler:
             return told, None
         drawn = tokens if len(asked) == len(slots) else tokens[uploaded.asked_rows]
         return told, SampledLogprobs(asked, *self._ops.logprobs(raw, drawn, min(uploaded.most, raw.shape[1])))
+
+    def draft(
+        self, logits: torch.Tensor, slot: np.ndarray, num_tokens: np.ndarray, with_probs: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `engine.interfaces.drafter.DraftSession.draw`; logits float32 or float64."""
+        uploaded = self._upload(slot)
+        _, position = send(self._platform, self.places(SampledRows(slot, num_tokens)))[0]
+        rows = SamplingRows(
+            uploaded.temperature, uploaded.top_k, uploaded.top_p, uploaded.min_p, uploaded.seed, position
+        )
+        if not with_probs:
+            return self._ops.sample(logits, rows), None
+        zeros = torch.zeros_like(rows.min_p)
+        rows = rows._replace(top_k=torch.zeros_like(rows.top_k), top_p=zeros + 1, min_p=zeros)
+        greedy = rows.temperature == 0
+        scale = torch.where(greedy, 1, rows.temperature).to(logits.dtype).unsqueeze(1)
+        # Without its maximum taken away first, a tiny temperature would overflow.
+        probs = torch.softmax((logits - logits.amax(dim=1, keepdim=True)) / scale, dim=1)
+        tokens = self._ops.sample(logits, rows)
+        certain = torch.zeros_like(probs).scatter_(1, tokens.long().unsqueeze(1), 1.0)
+        return tokens, torch.where(greedy.unsqueeze(1), certain, probs)
 
     def _mask_early_stops(self, logits: torch.Tensor, rows: SampledRows) -> None:
         """Keep rows with fewer than `min_tokens` outputs from ending."""

@@ -10,6 +10,7 @@ import numpy as np
 from engine.kv.matching import Hit
 from engine.kv.reservation import Reservation
 from engine.kv.swap import SwapIn
+from engine.scheduling.loading import Connector, Connectors
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.slots import Request, SlotTable
 from engine.types.plan import ForcedDrafts, KnownTokens, NewSlot, StepPlan
@@ -25,7 +26,8 @@ class Chunk:
         start, size: positions `start .. start + size - 1`.
         samples: the last of them is the last token known, so the step draws the next, where the request generates.
         hit: what the request has cached, where it enters a slot in this step; None where it has one.
-        swap_in: where it enters a slot because it comes back from the swap tier; `hit` is that of this.
+        swap_in: where it enters a slot with pages that this step fills; `hit` is that of this.
+        source: the connector that fills them; None: it was swapped, and comes back.
     """
 
     request: Request
@@ -35,6 +37,7 @@ class Chunk:
     samples: bool
     hit: Hit | None
     swap_in: SwapIn | None = None
+    source: Connector | None = None
 
 
 @dataclass(slots=True)
@@ -68,17 +71,23 @@ class Batch:
         return not self.decodes.size and not self.chunks
 
 
-def build_plan(step_id: int, batch: Batch, slots: SlotTable, swapping: Swapping | None = None) -> StepPlan:
+def build_plan(
+    step_id: int, batch: Batch, slots: SlotTable, connectors: Connectors, swapping: Swapping | None = None
+) -> StepPlan:
     """Give the batch its pages, cache the blocks that it fills with known tokens, and write it down."""
     pages = batch.pages.allocate(step_id, slots.requests, slots.tokens)
     new_slots = []
     for chunk in batch.chunks:
         if chunk.swap_in is not None:
-            assert swapping is not None
-            swapping.swapped_in(chunk.request, chunk.swap_in)
+            if chunk.source is None and swapping is not None:
+                swapping.swapped_in(chunk.request, chunk.swap_in)
+            connectors.fill(step_id, chunk.request, chunk.swap_in, chunk.source)
+        connectors.computes(chunk.request, chunk.start, chunk.start + chunk.size)
         if chunk.hit is not None:
-            new_slots.append(_new_slot(chunk.request, chunk.hit.fills_encoder))
+            connectors.watch(chunk.request, chunk.hit, chunk.swap_in, chunk.source)
+            new_slots.append(_new_slot(chunk.request))
 
+    connectors.planned(pages)
     d = batch.decodes.size
     slot_of_row, num_computed = batch.decodes, batch.positions
     num_tokens, samples = _all(1, d, np.int32), _all(True, d, bool)
@@ -122,7 +131,8 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, swapping: Swapping 
         left_slots=slots.take_left(),
         known=_known(batch.decodes, slots),
         copies=pages.copies,
-        sections=None if swapping is None else swapping.plan_metadata(),
+        reuse=batch.pages.reuse(step_id, slot_of_row, num_computed, num_tokens),
+        sections=None if batch.empty else connectors.sections(),
         masks_follow=masks_follow,
     )
 
@@ -150,7 +160,7 @@ def _known(decodes: np.ndarray, slots: SlotTable) -> KnownTokens | None:
     return KnownTokens(slot=waiting, position=position, token=slots.tokens[waiting, position])
 
 
-def _new_slot(request: Request, fills_encoder: bool) -> NewSlot:
+def _new_slot(request: Request) -> NewSlot:
     return NewSlot(
         slot=request.slot,
         request_id=request.request_id,
@@ -159,7 +169,5 @@ def _new_slot(request: Request, fills_encoder: bool) -> NewSlot:
         params=request.params,
         stop_token_ids=request.stop_token_ids,
         pooling=request.pooling,
-        encoder=request.encoder,
-        fills_encoder=request.encoder is not None and fills_encoder,
         cache_salt=request.cache_salt,
     )

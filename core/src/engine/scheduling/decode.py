@@ -12,7 +12,7 @@ from engine.scheduling.states import States
 
 def choose_decodes(batch: Batch, states: States, stages: int = 1) -> None:
     """Put the slots that decode into the batch, as far as budget and pages last. Where pages are short, drafts are left
-    out, and then somebody is preempted.
+    out, then what was loaded for those in the queue is let go, and then somebody is preempted.
 
     stages: of a pipeline. Of so many plans each has its part of those that decode, so that all stages are at work.
     """
@@ -46,6 +46,8 @@ def choose_decodes(batch: Batch, states: States, stages: int = 1) -> None:
     if drafts is None:
         need = kv.decode_need(ready, positions)
     while drafts is None and np.count_nonzero(need) > pages.num_available:
+        if states.connectors.let_go():
+            continue
         batch.left_out = True
         # Pages come back without preemption where a step under way still names some, or computes drafts.
         if kv.pool.num_deferred_free or len(states.running) == 1 or s.drafts.any():

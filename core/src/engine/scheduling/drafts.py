@@ -1,18 +1,44 @@
-"""Where the drafts of decodes come from: some are forced by a constraint, the others are the drafter's."""
+"""Where the drafts of decodes come from: some are forced by a constraint, the others are the drafter's.
+
+How many the drafter is asked for, and over what rows jump, are parts outside the core (of ours `engine_kit.speculation`
+and `engine_kit.jump_forward`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.scheduling.jump_forward import JumpForward
 from engine.scheduling.slots import SlotTable
-from engine.scheduling.speculative import Speculation
 from engine.scheduling.structured import Constraints
 from engine.types.plan import StepPlan
+
+
+class Speculation(Protocol):
+    """How many drafts each request gets in its next step, by what became of those before."""
+
+    num_rows: int
+    num_drafts: int
+    num_accepted: int
+    accepted_at: np.ndarray
+
+    def enter(self, slot: int) -> None: ...
+    def drafts(self, ready: np.ndarray, slots: SlotTable, room: int) -> np.ndarray: ...
+    def took(self, plan: StepPlan, found: np.ndarray | None, now: float) -> None: ...
+    def learn(self, slots: np.ndarray, known: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None: ...
+
+
+class JumpForward(Protocol):
+    """Which rows jump, and over what."""
+
+    learned: Speculation
+
+    def enter(self, slot: int) -> None: ...
+    def choose(self, ready: np.ndarray, slots: SlotTable, room: int) -> dict[int, list[int]]: ...
+    def leave(self, slot: int, slots: SlotTable) -> None: ...
 
 
 class ChosenDrafts(NamedTuple):
@@ -80,12 +106,15 @@ class DraftSources:
             room -= sum(map(len, forced.values()))
         counts = None
         if self.speculation is not None:
-            constrained = self._constraints is not None and self._constraints.takes_drafts
-            counts = self.speculation.choose(ready, slots, room, constrained)
+            counts = self.speculation.drafts(ready, slots, room)
+            if slots.num_waits:  # who reads tokens on the host has not seen the drafts before a position
+                counts[slots.waits[ready]] = 0
+            if slots.num_matched and not (self._constraints is not None and self._constraints.takes_drafts):
+                counts[slots.matched[ready]] = 0
         if forced:
             counts = np.zeros(ready.size, np.int32) if counts is None else counts
             counts[list(forced)] = [len(tokens) for tokens in forced.values()]
-        return ChosenDrafts(counts, forced)
+        return ChosenDrafts(counts, forced) if counts is not None and np.count_nonzero(counts) else NO_DRAFTS
 
     def tried(self, plan: StepPlan, rows: np.ndarray) -> list[tuple[Speculation, np.ndarray]]:
         """Which of these rows, bool [n], had drafts of each source, and who learns from what became of them."""

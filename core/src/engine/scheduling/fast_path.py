@@ -9,6 +9,8 @@ so that none is looked for; for whatever is not certain the scheduler's own way 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from engine.kv.manager import KVManager
@@ -33,6 +35,7 @@ class DecodeFastPath:
 
     Attributes:
         num_plans: how many plans `next_plan` can make.
+        computed: told of slots and how many of their tokens the device holds, about when a block is full; None: nobody.
     """
 
     def __init__(self, slots: SlotTable, kv: KVManager, vocab_size: int | None = None) -> None:
@@ -46,6 +49,7 @@ class DecodeFastPath:
         self._samples = _NOBODY
         self._of_row: list[tuple[int, str, frozenset[int]]] = []  # slot, request, the tokens that may end it
         self.num_plans = 0
+        self.computed: Callable[[np.ndarray, np.ndarray], None] | None = None
         self._num_results = 0
         self._to_cache = 0
 
@@ -72,7 +76,7 @@ class DecodeFastPath:
             self._num_results = 0
         self._computed = s.computed[rows]
         left = [s.limit[rows] - s.placed[rows]]
-        for table in self._kv.growing:
+        for table in self._kv.tables:
             left.append(table.num_blocks[rows] * table.tokens_per_block - self._computed)
             if table.window is not None:  # until a block leaves it
                 beyond = (table.first_block[rows] + 1) * table.tokens_per_block + table.window - 1
@@ -132,6 +136,8 @@ class DecodeFastPath:
     def _cache_full_blocks(self) -> None:
         s, rows = self._slots, self._rows
         self._kv.blocks.cache_full_blocks(rows, np.minimum(s.known[rows], s.computed[rows]), s.requests, s.tokens)
+        if self.computed is not None:
+            self.computed(rows, s.known[rows] - 1)
         self._count_to_cache()
 
     def _count_to_cache(self) -> None:
@@ -157,6 +163,6 @@ def _has_tokens_alone(plan: StepPlan, result: StepResult) -> bool:
         and result.logprobs is None
         and result.num_drafts is None
         and result.prompt_logprobs is None
-        and result.failed_pages is None
+        and result.news is None
         and result.pooled is None
     )

@@ -18,28 +18,21 @@ from engine.types.errors import EngineError
 class Gate(Protocol):
     """One thing that requests wait for. All calls come from the scheduler's thread."""
 
-    reason: str
-    """What requests wait for here, in a word or two."""
-
     def begin(self, request: Request, wake: Callable[[], None]) -> bool:
         """Begin with what a new request needs; False where it needs nothing of this gate. Does not wait.
 
         wake: to be called, from any thread, when `ready` has something to tell.
         """
-        ...
 
     def ready(self) -> list[tuple[Request, EngineError | None]]:
         """The requests whose wait is over since the last call, in the order in which they came; with an error, those
         that cannot be served."""
-        ...
 
     def forget(self, request: Request) -> None:
         """The request ended while it waited here: drop what is made for it."""
-        ...
 
     def shutdown(self) -> None:
         """Make nothing more. Idempotent."""
-        ...
 
 
 class Gates:
@@ -81,10 +74,6 @@ class Gates:
                     del self._pending[request]
                 through.append((request, error))
         return through
-
-    def reasons(self, request: Request) -> list[str]:
-        """What a request waits for."""
-        return [gate.reason for gate in self._gates if gate in self._pending.get(request, ())]
 
     def forget(self, request: Request) -> None:
         """The request ends, wherever it waits."""

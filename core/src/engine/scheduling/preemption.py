@@ -7,6 +7,7 @@ under way names it any more; its tokens that return meanwhile are kept, as with 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,11 @@ import numpy as np
 
 from engine.kv.manager import KVManager
 from engine.kv.swap import SwapIn, SwapRecord, find_swapped, swap_out
+from engine.scheduling.loading import Connector
 from engine.scheduling.slots import Request, SlotTable, Status
-from engine.types.errors import EngineError
 
 if TYPE_CHECKING:
-    from engine.interfaces.kv_connector import KVConnectorScheduler
     from engine.interfaces.scheduling_policy import SchedulingPolicy
-    from engine.plugin.candidate import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -88,21 +87,14 @@ class Swapping:
 
     Args:
         kv: the pages.
-        connector: the scheduler half of a connector that swaps.
-        candidate: where it comes from; its metadata travel under its name.
+        connector: one that swaps.
         queue: a policy of its own, for the swapped requests alone.
-
-    Attributes:
-        faults: requests over which the connector raised an error, since they were last ended: see `States.fail_faulty`.
     """
 
-    def __init__(
-        self, kv: KVManager, connector: KVConnectorScheduler, candidate: Candidate, queue: SchedulingPolicy[Request]
-    ) -> None:
+    def __init__(self, kv: KVManager, connector: Connector, queue: SchedulingPolicy[Request]) -> None:
         self.kv = kv
         self.connector = connector
-        self.candidate = candidate
-        self.faults: list[tuple[Request, EngineError]] = []
+        self._half = connector.half
         self.queue = queue
         self._records: dict[str, SwapRecord] = {}
         self._distrusted: set[str] = set()
@@ -122,17 +114,18 @@ class Swapping:
         self._distrusted.add(request.request_id)
         self._forget(request)
 
-    def swap_out(self, request: Request, slots: SlotTable) -> bool:
-        """Keep a running request's pages, which are then given back. False where the tier has no room."""
+    def swap_out(self, request: Request, slots: SlotTable) -> bool | None:
+        """Keep a running request's pages, which are then given back. False where the tier has no room, None where it
+        failed: the request will end."""
         slot = request.slot
         assert not slots.drafts[slot], "how much of it is computed is not known yet"
         record, pages = swap_out(self.kv, slot, int(slots.computed[slot]))
-        try:
-            if not self.connector.swap_out(request.request_id, pages):
-                return False
-        except Exception as error:
-            self._failed(request, "swap", error)
-            return False
+        taken: bool | None = self.connector.ask(request, "swap", self._half.swap_out, request.request_id, pages)
+        if taken is None:
+            with contextlib.suppress(Exception):  # perhaps it has kept some of them; why it ends is told already
+                self._half.forget(request.request_id)
+        if not taken:
+            return taken
         self._records[request.request_id] = record
         return True
 
@@ -149,14 +142,7 @@ class Swapping:
 
     def _forget(self, request: Request) -> None:
         if self._records.pop(request.request_id, None) is not None:
-            try:
-                self.connector.forget(request.request_id)
-            except Exception as error:
-                self._failed(request, "forget", error)
-
-    def _failed(self, request: Request, doing: str, error: Exception) -> None:
-        asked = f"{doing} request {request.request_id!r}"
-        self.faults.append((request, self.candidate.fault(asked, error)))
+            self.connector.ask(request, "forget", self._half.forget, request.request_id)
 
     # -- back ---------------------------------------------------------------------------------------------------------
     def find(self, request: Request) -> SwapIn:
@@ -165,16 +151,10 @@ class Swapping:
 
     def swapped_in(self, request: Request, swap_in: SwapIn) -> None:
         """The request has its pages: have what is missing loaded into them before this step computes."""
-        try:
-            self.connector.swap_in(request.request_id, swap_in.places, swap_in.pages)
+        faults = len(self.connector.faults)
+        self.connector.ask(request, "swap back", self._half.swap_in, request.request_id, swap_in.places, swap_in.pages)
+        if len(self.connector.faults) == faults:  # else what it keeps of the request is given up when that ends
             del self._records[request.request_id]
-        except Exception as error:  # what the connector keeps of it is given up when it ends
-            self._failed(request, "swap back", error)
-
-    def plan_metadata(self) -> dict[str, bytes] | None:
-        """For the plan that was made."""
-        metadata = self.connector.plan_metadata()
-        return None if metadata is None else {self.candidate.name: metadata}
 
     def clear(self) -> None:
         """Forget all requests: the engine is dead."""
@@ -182,9 +162,7 @@ class Swapping:
             self.queue.remove(request)
         self._records.clear()
         self._distrusted.clear()
-        self.faults.clear()
 
     def check_integrity(self, idle: bool) -> None:
-        """Raise AssertionError where the tier contradicts itself, or keeps something when there are no requests."""
-        self.connector.check_integrity()
+        """Raise AssertionError where something is kept when there are no requests."""
         assert not idle or not (self._records or self._distrusted)

@@ -17,30 +17,29 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from engine.kv.manager import KVManager
 from engine.kv.reservation import Reservation
 from engine.plugin.manifest import Blame
-from engine.scheduling.admission import Admission
+from engine.scheduling.admission import Admission, Prefills
 from engine.scheduling.batch import Batch, build_plan
 from engine.scheduling.decode import choose_decodes
-from engine.scheduling.drafts import DraftSources
+from engine.scheduling.drafts import DraftSources, JumpForward, Speculation
 from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gate, Gates
-from engine.scheduling.jump_forward import JumpForward
+from engine.scheduling.loading import Connector, Connectors
 from engine.scheduling.preemption import Swapping
-from engine.scheduling.prefill import Prefills
 from engine.scheduling.slots import Request, SlotTable
-from engine.scheduling.speculative import Speculation
 from engine.scheduling.states import States
 from engine.scheduling.structured import Constraints
 from engine.scheduling.update import accept, check_result
 from engine.types.errors import EngineError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import BROKEN, StepPlan, StepResult
-from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.interfaces.scheduling_policy import SchedulingPolicy
@@ -58,6 +57,7 @@ class Scheduler:
         speculation: how many drafts requests get; None where there is no drafter.
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         swapping: where preempted requests leave their pages; None: they are computed again.
+        connectors: all of them, that of `swapping` too.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
         gates: what else new requests wait for.
         blame: names the driver that an error is about.
@@ -69,7 +69,7 @@ class Scheduler:
             which the plan brings to the first stage, and each plan has a part of those that decode.
 
     Attributes:
-        states: where each unfinished request is; `requests`, `running` and `prefilling` are its own.
+        states: where each unfinished request is; `add`, `abort`, `requests`, `running`, `prefilling` are its own.
         outstanding: plans that were made and whose results have not come back, oldest first.
         last_step: the last that was planned.
         prompt_tokens, generation_tokens: since start.
@@ -86,6 +86,7 @@ class Scheduler:
         speculation: Speculation | None = None,
         long_prefill_token_threshold: int = 0,
         swapping: Swapping | None = None,
+        connectors: Sequence[Connector] = (),
         constraints: Constraints | None = None,
         gates: Sequence[Gate] = (),
         blame: Blame | None = None,
@@ -105,33 +106,37 @@ class Scheduler:
         self.slots = SlotTable(max_num_seqs, max_model_len, all_wait=stages > 1, now=now)
         self.drafts = DraftSources(speculation, jump_forward, constraints)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
+        self.connectors = Connectors(connectors, kv, self.slots)
+        if self.connectors.stores:
+            self.fast_path.computed = self.connectors.computed
         waits = Gates([*([] if constraints is None else [constraints]), *gates])
         blame = Blame(()) if blame is None else blame
-        self.states = States(kv, policy, self.slots, self.fast_path, self.drafts, swapping, constraints, waits, blame)
+        self.states = States(
+            kv,
+            policy,
+            self.slots,
+            self.fast_path,
+            self.drafts,
+            swapping,
+            self.connectors,
+            constraints,
+            waits,
+            blame,
+            max_model_len,
+        )
+        self.add = self.states.add
+        self.abort = self.states.abort
         self.requests = self.states.requests
         self.running = self.states.running
         self.prefilling = self.states.prefilling
         self.prefills = Prefills(self.states, long_prefill_token_threshold)
-        self.admission = Admission(self.states, self.prefills, max_model_len, whole_prompts)
+        self.admission = Admission(self.states, self.prefills, whole_prompts)
         self.outstanding: deque[StepPlan] = deque()
         self.last_step = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
 
     # -- requests come and go -----------------------------------------------------------------------------------------
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. One whose prompt can never fit the KV cache ends at once, with an error in the outputs.
-
-        Raises:
-            InvalidRequestError: its id is in use, it has no tokens, or an encoder input that does not fit the model.
-            PromptTooLongError: no token could be generated within `max_model_len`; one that pools needs room for none.
-        """
-        self.admission.add(request)
-
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests in whatever state they are; ids that are not (or no longer) known are ignored."""
-        self.states.abort(request_ids)
-
     def fail_all(self, error: EngineError) -> None:
         """End all requests with an error: the engine is dead, and pages and slots no longer matter."""
         self.states.fail_all(error)
@@ -145,7 +150,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Something is unfinished, under way, or has to be told."""
-        return bool(self.requests or self.outstanding or self.states.notices)
+        return bool(self.requests or self.outstanding or self.states.notices or self.connectors.busy)
 
     @property
     def num_waiting(self) -> int:
@@ -170,7 +175,8 @@ class Scheduler:
             states.fail_late()
         states.take_ready()
         states.fail_faulty()
-        if self.fast_path.num_plans and not (self.slots.num_free and len(self.policy)):
+        waits = self.slots.num_free and (len(self.policy) or self.num_swapped)
+        if self.fast_path.num_plans and not (waits or self.connectors.busy):
             self.last_step += 1
             self.outstanding.append(self.fast_path.next_plan(self.last_step))
             return self.outstanding[-1]
@@ -183,12 +189,16 @@ class Scheduler:
                 return None
             # A pass that preempted everything it had chosen has made room: the next one sees it.
             if self.num_preemptions == preempted and not states.unblock():
-                return None
+                if (sections := self.connectors.sections(alone=True)) is None:
+                    return None
+                break  # a step of connectors alone
         self.last_step += 1
-        plan = build_plan(self.last_step, batch, self.slots, self.swapping)
+        plan = build_plan(self.last_step, batch, self.slots, self.connectors, self.swapping)
+        if batch.empty:
+            plan.sections = sections
         self.outstanding.append(plan)
         states.fail_faulty()
-        if plan.num_decodes == len(self.running) and self._may_repeat(plan):
+        if plan.num_rows and plan.num_decodes == len(self.running) and self._may_repeat(plan):
             self.fast_path.begin(plan)
         return plan
 
@@ -206,7 +216,7 @@ class Scheduler:
 
     def _may_repeat(self, plan: StepPlan) -> bool:
         """Whether nothing but tokens decides how the plan's rows, all that run, go on."""
-        extras = self.drafts.speculation is not None or self.swapping is not None or self.slots.num_waits
+        extras = self.drafts.speculation is not None or self.slots.num_waits
         return not (extras or plan.masks_follow or self.slots.num_matched or self.states.draining)
 
     # -- results ------------------------------------------------------------------------------------------------------
@@ -221,21 +231,36 @@ class Scheduler:
             self.generation_tokens += len(outputs)
             return outputs
         states = self.states
-        lowest = check_result(self.outstanding[0], result, self.vocab_size, self.kv.pool.num_pages)
+        lowest = check_result(self.outstanding[0], result, self.vocab_size)
         plan = self.outstanding.popleft()
         self._step_done(plan)
-        if result.failed_pages is not None and result.failed_pages.size:
-            states.compute_again(result.failed_pages, [plan, *self.outstanding])
+        if self.drafts.speculation is not None:
+            self.drafts.speculation.took(plan, result.num_drafts, self.slots.now())
+        self._take_news(plan, result)
         if lowest == BROKEN:
             states.fail_broken(plan, result)
-        accepted = accept(plan, result, self.slots, self.kv, self.drafts, pools=self.admission.pools)
+        accepted = accept(plan, result, self.slots, self.kv, self.drafts, pools=states.pools)
         self.prompt_tokens += accepted.prompt_tokens
         self.generation_tokens += accepted.generation_tokens
+        if self.connectors.stores and plan.num_rows:
+            rows = plan.slot_of_row
+            self.connectors.computed(rows, np.minimum(self.slots.known[rows] - 1, plan.num_computed + plan.num_tokens))
         for request in accepted.ended:
-            states.end(request)
+            transfer = states.end(request, well=True)
+            if transfer is not None:
+                ids = [output.request_id for output in accepted.outputs]
+                accepted.outputs[ids.index(request.request_id)].kv_transfer = transfer
         states.readmit_drained()
         self.fast_path.accepted()
         return accepted.outputs + accepted.scores if accepted.scores else accepted.outputs
+
+    def _take_news(self, plan: StepPlan, result: StepResult) -> None:
+        self.connectors.expire()
+        if result.news is not None and (failed := self.connectors.take(result)).size:
+            self.states.compute_again(failed)
+        for request in self.connectors.step_done(plan):
+            if request.request_id not in self.prefilling:
+                self.states.release_group(request)
 
     def _step_done(self, plan: StepPlan) -> None:
         self.states.done_step = plan.step_id
@@ -247,4 +272,4 @@ class Scheduler:
         self.states.check_integrity()
         if not self.requests and not self.outstanding:
             assert self.slots.num_free == self.slots.num_slots
-            assert self.kv.pool.num_held == 0 or self.kv.leases, "pages are held by nobody"
+            assert self.kv.pool.num_held == 0 or self.kv.pool.leases, "pages are held by nobody"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.kv.hashing import MediaSpan
+from engine.kv.index import table_suffix
 from engine.kv.matching import Sequence
 from engine.types.params import SamplingParams
 from engine.types.plan import LeftSlots
 from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
-    from engine.interfaces.grammar import Matcher
+    from engine.scheduling.matchers import RequestMatcher
 
 EMPTY, PREFILL, DECODE = 0, 1, 2
 """Phases of a slot: nothing to plan; known tokens to compute; the last token placed is the only one to compute."""
@@ -37,6 +37,7 @@ class Status(enum.Enum):
     RUNNING    in a slot, planned step by step
     DRAINING   preempted: its pages are given back, its slot keeps the tokens that steps under way still return
     SWAPPED    preempted, and the swap tier keeps what its pages held
+    LOADING    its keys and values travel (`engine.scheduling.loading`), or a connector wants to be asked again
     FINISHED   ended; nobody looks at it again
     """
 
@@ -46,6 +47,7 @@ class Status(enum.Enum):
     RUNNING = enum.auto()
     DRAINING = enum.auto()
     SWAPPED = enum.auto()
+    LOADING = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -62,11 +64,13 @@ class Request:
         token_ids: int32 [n]; all tokens known when it last was without a slot. In a slot, the slot's arrays hold them.
         slot: -1 where it has none.
         hashes: of its full blocks, as far as they were needed.
-        lora_id, media: see `engine.kv.hashing.Hashed`; no request has any yet.
+        lora_id: see `engine.kv.hashing.root_hash`; no request has one yet.
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `SlotTable.now()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
-        timeout, cache_salt, encoder: see `EngineRequest`.
+        timeout, cache_salt, kv_transfer, kv_retention: see `EngineRequest`.
+        num_loadable: see `engine.interfaces.kv_connector.Transferable`.
+        reuses: what it has behind its cached prefix is approximate; no cache and no connector gets it.
         matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
         pooling: for a request that draws nothing and ends with its prompt; None for one that generates.
         num_pooled: prompt tokens whose own vectors were sent.
@@ -81,7 +85,10 @@ class Request:
         self.host_tokens = request.host_tokens
         self.timeout = request.timeout
         self.cache_salt = request.cache_salt
-        self.encoder = request.encoder
+        self.kv_transfer = request.kv_transfer
+        self.kv_retention = request.kv_retention
+        self.num_loadable = 0
+        self.reuses = False
         self.token_ids = np.array(request.prompt_token_ids, np.int32)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.eos_token_ids = frozenset() if request.params.ignore_eos else frozenset(request.eos_token_ids)
@@ -90,7 +97,6 @@ class Request:
         self.limit = limit
         self.root = root
         self.lora_id: str | None = None
-        self.media: tuple[MediaSpan, ...] = ()
         self.table = table
         self.status = Status.HELD
         self.slot = -1
@@ -98,7 +104,7 @@ class Request:
         self.num_cached_tokens = -1
         self.queued_at = self.admitted_at = table.now()
         self.num_prompt_scored = 0
-        self.matcher: Matcher | None = None
+        self.matcher: RequestMatcher | None = None
         self.pooling = request.pooling
         self.num_pooled = 0
 
@@ -107,9 +113,14 @@ class Request:
         """Known so far, prompt and output."""
         return int(self.table.known[self.slot]) if self.slot >= 0 else self.token_ids.size
 
+    def block_keys(self, table: int) -> list[bytes]:
+        """See `engine.interfaces.kv_connector.Transferable`."""
+        suffix = table_suffix(table)
+        return [hashed + suffix for hashed in self.hashes]
+
     def sequence(self, tokens: np.ndarray) -> Sequence:
         """What the KV manager reads of it: its first tokens, int32 [n]."""
-        return Sequence(self.hashes, self.root, tokens, self.media, self.lora_id, self.encoder)
+        return Sequence(self.hashes, self.root, tokens, self.lora_id)
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, num_tokens={self.num_tokens})"

@@ -1,24 +1,27 @@
 """Where each unfinished request is, and how it gets from one place to the next.
 
-A new request waits (at gates, for another of its group, in the policy's queue), then runs in a slot. Where pages
-are short one is preempted: it drains until no step under way names it, and waits again, in the policy's queue or in the
-swap tier's. It may end anywhere. Admission, which gives slots, is in `engine.scheduling.admission`.
+A new request that can be served waits (at gates, for another of its group, in the policy's queue), then runs in a
+slot. Where pages are short one is preempted: it drains until no step under way names it, and waits again, in the
+policy's queue or in the swap tier's. It may end anywhere. Admission, which gives slots, is in
+`engine.scheduling.admission`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.kv.hashing import root_hash
 from engine.kv.manager import KVManager
 from engine.plugin.manifest import Blame
 from engine.scheduling.drafts import DraftSources
 from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gates
+from engine.scheduling.loading import Connectors
 from engine.scheduling.preemption import Preemptions, Swapping
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
@@ -26,13 +29,15 @@ from engine.scheduling.update import broken_logits
 from engine.types.errors import (
     ContractError,
     EngineError,
+    InvalidRequestError,
     KVCacheTooSmallError,
+    PromptTooLongError,
     RequestTimeoutError,
     rebuild_error,
 )
 from engine.types.outputs import CoreOutput
 from engine.types.plan import BROKEN, StepPlan, StepResult
-from engine.types.request import FinishReason
+from engine.types.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
     from engine.interfaces.scheduling_policy import SchedulingPolicy
@@ -43,16 +48,11 @@ logger = logging.getLogger(__name__)
 class States:
     """All unfinished requests.
 
-    Args:
-        kv: the pages.
-        policy: the waiting queue's order, and who is preempted.
+    Args: as in `engine.scheduling.scheduler.Scheduler`, and
         slots: of all running requests.
         fast_path: is told when somebody leaves a slot.
         drafts: is told when a request ends.
-        swapping: where preempted requests leave their pages; None: they are computed again.
-        constraints: those of requests with structured outputs; None where there is no grammar driver.
-        gates: what new requests wait for.
-        blame: names the driver that an error is about.
+        gates: what new requests wait for, constraints among them.
 
     Attributes:
         requests: all of them, by id.
@@ -62,6 +62,7 @@ class States:
         groups: of parallel sampling.
         deadlines: of the requests that have one.
         notices: outputs of requests that ended between results.
+        pools: some request has pooled, or will.
         done_step: the last step whose result was taken in.
     """
 
@@ -73,9 +74,11 @@ class States:
         fast_path: DecodeFastPath,
         drafts: DraftSources,
         swapping: Swapping | None,
+        connectors: Connectors,
         constraints: Constraints | None,
         gates: Gates,
         blame: Blame,
+        max_model_len: int,
     ) -> None:
         self.kv = kv
         self.policy = policy
@@ -83,10 +86,13 @@ class States:
         self.fast_path = fast_path
         self.drafts = drafts
         self.swapping = swapping
+        self.connectors = connectors
         self.constraints = constraints
         self.gates = gates
         self.preemptions = Preemptions()
         self.blame = blame
+        self.max_model_len = max_model_len
+        self.pools = False
         self.requests: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.prefilling: dict[str, Request] = {}
@@ -97,7 +103,50 @@ class States:
         self.done_step = 0
 
     # -- waiting ------------------------------------------------------------------------------------------------------
-    def enter_queue(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. One whose prompt can never fit the KV cache ends at once, with an error in the outputs.
+
+        Raises:
+            InvalidRequestError: its id is in use, or it has no tokens.
+            PromptTooLongError: no token could be generated within `max_model_len`; one that pools needs room for none.
+        """
+        self._check(request)
+        n, pools = len(request.prompt_token_ids), request.pooling is not None
+        self.pools = self.pools or pools
+        most = 0 if pools else request.params.max_tokens
+        limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
+        new = Request(request, self.slots, limit, root_hash(request.cache_salt, digest=self.kv.digest))
+        self.connectors.added(new.request_id)
+        self.requests[new.request_id] = new
+        if new.timeout is not None:
+            self.deadlines.add(new, new.timeout)
+        if not self.kv.fits_at_all(n):
+            self.fail_too_small(new)
+        elif self.gates.begin(new):
+            new.status = Status.PENDING
+        else:
+            self._enter_queue(new)
+
+    def _check(self, request: EngineRequest) -> None:
+        asked = f"add request {request.request_id!r}"
+        n, pools = len(request.prompt_token_ids), request.pooling is not None
+        if request.request_id in self.requests:
+            raise InvalidRequestError(asked, "an unfinished request has this id", "use another id")
+        if n < 1:
+            raise InvalidRequestError(asked, "its prompt has no tokens")
+        if n + (not pools) > self.max_model_len:
+            more = "" if pools else "with at least one token to generate "
+            raise PromptTooLongError(
+                f"a prompt of {n} tokens", f"{more}it exceeds max_model_len={self.max_model_len}", "shorten the prompt"
+            )
+        if request.params.structured_outputs is not None and self.constraints is None:
+            asked += " with structured_outputs"
+            raise InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
+        if self.kv.index.retention is None and not all(wish.hint for wish in request.kv_retention):
+            asked, remedy = "kv_retention", "leave it out, or send it to an engine whose evictor retains: lru, prefix"
+            raise InvalidRequestError(asked, f"this engine retains nothing: {self.kv.index.retains_not}", remedy)
+
+    def _enter_queue(self, request: Request) -> None:
         """A new request that has all it needs waits for a slot, or for another of its group."""
         request.status = Status.HELD
         if not self.kv.enable_prefix_caching or self.groups.join(request):
@@ -122,13 +171,20 @@ class States:
         """Queue the requests that no longer wait at a gate."""
         for request, error in self.gates.ready():
             if error is None:
-                self.enter_queue(request)
+                self._enter_queue(request)
             else:
                 self.fail(request, error)
+        for request in reversed(self.connectors.ready()):
+            self.requeue(request)
 
     def prompt_done(self, request: Request) -> None:
         """A plan computes the last of a request's known tokens; others of its group may find them in the cache."""
         del self.prefilling[request.request_id]
+        if request not in self.connectors.arriving:
+            self.release_group(request)
+
+    def release_group(self, request: Request) -> None:
+        """What others of the request's group wait for is in the cache."""
         for held in reversed(self.groups.prompt_done(request)):
             self.requeue(held)
 
@@ -143,8 +199,8 @@ class States:
         """Take a request's pages: the swap tier keeps what they hold, or it will be computed again. Tokens that steps
         under way return are kept."""
         swaps = self.swapping if self.swapping is not None and self.swapping.may(request) else None
-        swapped = swaps is not None and swaps.swap_out(request, self.slots)
-        self.preemptions.count(request.request_id, swapped, swap_full=swaps is not None and not swapped)
+        swapped = None if swaps is None else swaps.swap_out(request, self.slots)
+        self.preemptions.count(request.request_id, bool(swapped), swap_full=swapped is False)
         self._drain(request)
         self.readmit_drained()
 
@@ -169,11 +225,13 @@ class States:
     def unblock(self) -> bool:
         """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for, or
         where pages that are lent will come back."""
-        if self.kv.leases:
-            return False
+        if self.connectors.let_go() or (self.kv.reuses is not None and self.kv.reuses.let_go(self.done_step)):
+            return True
         if len(self.running) > 1:
             self.preempt_one()
             return True
+        if self.kv.pool.leases:
+            return False
         stuck = next(iter(self.running.values()), None)
         if stuck is None and self.swapping is not None:
             stuck = self.swapping.queue.peek()
@@ -183,42 +241,30 @@ class States:
             self.fail_too_small(stuck)
         return stuck is not None
 
-    def compute_again(self, failed_pages: np.ndarray, plans: Sequence[StepPlan]) -> None:
-        """Pages that a step should have found filled hold nothing. What they spoilt is dropped, also what steps under
-        way still return of it, and computed again from the tokens that are known.
-
-        Rather too much than too little: all requests count that entered a slot in that step or since, and may have
-        shared or copied what was computed from these pages. Those that entered before read only what they held.
-
-        plans: of that step and of those after it.
-        """
+    def compute_again(self, failed: np.ndarray) -> None:
+        """Pages, int32 [n], do not hold what they should. Nobody finds them any more, nor what chains on them; the
+        requests that have them drop what steps under way still return, and are computed again from the tokens that are
+        known."""
         self.fast_path.end()
-        entered: dict[int, int] = {}  # by slot: tokens that it had then
-        left = False
-        for plan in plans:
-            rows = dict(zip(plan.slot_of_row.tolist(), plan.num_computed.tolist(), strict=True))
-            for new in plan.new_slots:
-                entered[new.slot] = rows[new.slot]
-                left = left or self.slots.owner(new.slot).status is Status.FINISHED
-        found = [request for request in self.draining if self.slots.last_step[request.slot] >= plans[0].step_id]
-        found += [request for request in self.running.values() if request.slot in entered]
-        logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))
-        if left:
-            self.kv.reset_prefix_cache()  # who has left meanwhile may have cached something, nobody knows what
+        found = dict.fromkeys(self.connectors.spoilt(failed))
+        found.update(dict.fromkeys(map(self.slots.owner, self.kv.forget(failed))))
+        logger.warning("%d pages could not be loaded: %d requests are computed again", failed.size, len(found))
         for request in found:
-            slot, held = request.slot, request.status is Status.RUNNING
-            self.slots.accepts[slot] = False
-            if slot in entered:
-                sequence = request.sequence(self.slots.tokens[slot, : self.slots.known[slot]])
-                self.kv.forget(slot, sequence, failed_pages, entered[slot] if held else None)
+            self.slots.accepts[request.slot] = False
+            self.kv.blocks.end(request.slot)
+            self.connectors.refuse(request)
             if self.swapping is not None:
                 self.swapping.distrust(request)
             if request.status is Status.RUNNING:
                 self._drain(request)
 
     # -- ended --------------------------------------------------------------------------------------------------------
-    def end(self, request: Request) -> None:
-        """The request is over, whatever its state."""
+    def end(self, request: Request, well: bool = False) -> dict[str, Any] | None:
+        """The request is over, whatever its state. Returns `CoreOutput.kv_transfer`.
+
+        well: it has all its tokens.
+        """
+        transfer = self.connectors.ended(request, well)
         if request.status is Status.WAITING:
             self.policy.remove(request)
         elif request.status is Status.RUNNING:
@@ -232,12 +278,15 @@ class States:
         if request.slot >= 0:
             self.drafts.leave(request.slot, self.slots)
             self.slots.leave(request.slot, self.done_step)
+        if request.kv_retention and self.kv.index.retention is not None:
+            self.kv.index.retention.ended(request.cache_salt, request.hashes, request.kv_retention)
         request.status = Status.FINISHED
         del self.requests[request.request_id]
         if request.timeout is not None:
             self.deadlines.ended()
         for leader in self.groups.ended(request):
             self.requeue(leader)
+        return transfer
 
     def _leave_running(self, request: Request) -> None:
         self.fast_path.end()
@@ -278,12 +327,9 @@ class States:
                 self.fail(request, error)
 
     def fail_faulty(self) -> None:
-        """End the requests over which the swap tier's connector raised an error. What should have been loaded for one
-        that runs is not there: nothing of it stays in the prefix cache."""
-        if self.swapping is None:
-            return
-        while self.swapping.faults:
-            request, error = self.swapping.faults.pop()
+        """End the requests over which a connector raised an error. What should have been loaded for one that runs is
+        not there: nothing of it stays in the prefix cache."""
+        for request, error in self.connectors.take_faults():
             if request.status is Status.RUNNING:
                 known = int(self.slots.known[request.slot])
                 self.kv.distrust(request.slot, request.sequence(self.slots.tokens[request.slot, :known]))
@@ -293,7 +339,7 @@ class States:
     def fail_too_small(self, request: Request) -> None:
         """End a request that the KV cache could not hold if it were alone."""
         n, usable = request.num_tokens, self.kv.pool.num_usable
-        pages = max(self.kv.pages_at_least(n, request.encoder), usable + 1)
+        pages = max(self.kv.pages_at_least(n), usable + 1)
         error = KVCacheTooSmallError(
             f"compute request {request.request_id!r} of {n} tokens",
             f"it needs at least {pages} KV pages, the cache has {usable}",
@@ -320,6 +366,7 @@ class States:
         self.deadlines.clear()
         if self.swapping is not None:
             self.swapping.clear()
+        self.connectors.clear()
         self.gates.shutdown()
 
     # -- integrity ----------------------------------------------------------------------------------------------------
@@ -339,10 +386,12 @@ class States:
         if self.swapping is not None:
             self.swapping.check_integrity(idle=not self.requests)
         assert by_status[Status.PENDING] == len(self.gates)
+        assert by_status[Status.LOADING] == len(self.connectors.waiting)
+        self.connectors.check_integrity()
         assert self.prefilling.keys() <= self.running.keys()
         for request in self.running.values():
             end = int(self.slots.computed[request.slot] + self.slots.drafts[request.slot])
-            self.kv.check_slot(request.slot, end, request.encoder)
+            self.kv.check_slot(request.slot, end)
 
 
 def _error_output(request_id: str, error: EngineError) -> CoreOutput:
@@ -359,51 +408,38 @@ class ParallelSampling:
     """
 
     def __init__(self) -> None:
-        self._leaders: dict[str, Request] = {}
-        self._held: dict[str, dict[str, Request]] = {}
+        self._groups: dict[str, dict[str, Request]] = {}  # by parent, those whose prompt nobody has computed: one leads
 
     def __len__(self) -> int:
         """Requests that are held."""
-        return sum(len(held) for held in self._held.values())
+        return sum(len(group) - 1 for group in self._groups.values())
 
     def join(self, request: Request) -> bool:
         """True where the request may be queued: it leads, or nobody of its group waits. False: it is held."""
-        parent = request.parent
-        if parent is None:
+        if request.parent is None:
             return True
-        if parent not in self._leaders:
-            self._leaders[parent] = request
-            return True
-        self._held.setdefault(parent, {})[request.request_id] = request
-        return False
+        group = self._groups.setdefault(request.parent, {})
+        group[request.request_id] = request
+        return len(group) == 1
+
+    def _led_by(self, request: Request) -> dict[str, Request]:
+        """The group that the request leads, as the first of those left; an empty one where it leads none."""
+        group = self._groups.get(request.parent or "", {})
+        return group if next(iter(group), None) == request.request_id else {}
 
     def prompt_done(self, request: Request) -> list[Request]:
         """The request's prompt is in the cache: if it led, those that may be queued now, in their order."""
-        parent = request.parent
-        if parent is None or self._leaders.get(parent) is not request:
-            return []
-        del self._leaders[parent]
-        return list(self._held.pop(parent, {}).values())
+        if group := self._led_by(request):
+            del self._groups[request.parent or ""]
+        return list(group.values())[1:]
 
     def ended(self, request: Request) -> list[Request]:
         """The request ended: if it led, who leads from now on (none or one), to be queued."""
-        parent = request.parent
-        if parent is None:
-            return []
-        held = self._held.get(parent, {})
-        held.pop(request.request_id, None)
-        if not held:
-            self._held.pop(parent, None)
-        if self._leaders.get(parent) is not request:
-            return []
-        if not held:
-            del self._leaders[parent]
-            return []
-        leader = held.pop(next(iter(held)))
-        if not held:
-            del self._held[parent]
-        self._leaders[parent] = leader
-        return [leader]
+        led, group = self._led_by(request), self._groups.get(request.parent or "", {})
+        group.pop(request.request_id, None)
+        if not group:
+            self._groups.pop(request.parent or "", None)
+        return [next(iter(led.values()))] if led else []
 
 
 class Deadlines:

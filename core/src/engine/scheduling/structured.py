@@ -4,85 +4,82 @@ A request with a constraint first waits for its matcher, which a thread compiles
 a request as any other, planned ahead with placeholders: only the sampling of its steps waits for the masks. Its matcher
 hears of a token when it is accepted, and stays with the request through preemption: what is computed again has
 been heard of.
-
-What a position of a row with drafts may draw depends on the drafts before it. So a matcher is led along its row's
-drafts, tells its mask at each place, and is led back: it has heard of nothing. Behind a draft that the constraint does
-not allow, or that ends the request, no draw counts, and there is no mask. The matchers go along together, place by
-place, so that a driver fills the masks of a place for all of them at once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
-from engine.interfaces.grammar import MAX_ROLLBACK
+from engine.scheduling.matchers import DraftedRow, GrammarDriver, RequestMatcher, draft_masks, fill_masks
 from engine.scheduling.slots import Request, SlotTable
 from engine.types.errors import ContractError, EngineError, InvalidRequestError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import Masks, StepPlan
 from engine.types.request import FinishReason
+from engine.types.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from engine.interfaces.grammar import Grammar, Matcher
+    from engine.interfaces.grammar import Matcher
 
 logger = logging.getLogger(__name__)
 
 COMPILE_THREADS = 8
 """One constraint that takes long does not keep all others waiting. Mostly they wait, for a process or a lock."""
-
-Fill = Callable[[list["Matcher"], np.ndarray, np.ndarray], None]
-"""Writes the masks of matchers, none twice, into these rows, int32 [m], of int32 [rows, words]."""
+REMEMBERED = 1024
+"""How many constraints that a driver refused, and a later one took, are remembered."""
+TRIALS = (
+    StructuredOutputsParams(regex="a"),
+    StructuredOutputsParams(json_object=True),
+    StructuredOutputsParams(json={"type": "boolean"}),
+    StructuredOutputsParams(choice=["a"]),
+)
+"""What has a driver import its library and start its process; the first that it enforces is taken."""
 
 
 class Constraints:
-    """The grammar driver in the hands of the scheduler. All calls come from the scheduler's thread. Implements
-    `engine.scheduling.gates.Gate`.
+    """The grammar drivers in the hands of the scheduler. Implements `engine.scheduling.gates.Gate`: all calls come from
+    the scheduler's thread, but for `compile`.
+
+    A driver that refuses a constraint, by its card or when it compiles it, hands it on to the next. What it takes too
+    long or too much memory over it hands on as well: others may have a better way.
 
     Args:
-        grammar: at work. Its matchers raise again, once they have failed, what they have raised.
+        turns: the drivers by kind of constraint, in the order in which they are asked.
         vocab_size: of the model.
-        warm_up: has the drivers ready for a first constraint; takes a while.
+
+    Attributes:
         takes_drafts: matchers can roll back, so that rows with one may have drafts.
     """
 
-    reason = "its constraint to be compiled"
-
-    def __init__(
-        self,
-        grammar: Grammar,
-        vocab_size: int,
-        *,
-        warm_up: Callable[[], None] | None = None,
-        takes_drafts: bool = False,
-    ) -> None:
-        self.takes_drafts = takes_drafts
-        self._grammar = grammar
+    def __init__(self, turns: Mapping[str, Sequence[GrammarDriver]], vocab_size: int) -> None:
+        self._turns = turns
+        self._drivers = list({id(driver.grammar): driver for turn in turns.values() for driver in turn}.values())
+        self.takes_drafts = all(driver.card.rollback for driver in self._drivers)
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
-        self._warm_up = warm_up
         self._threads: ThreadPoolExecutor | None = None
-        self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
+        self._compiling: dict[str, tuple[Request, Future[RequestMatcher]]] = {}
+        self._lock = threading.Lock()
+        self._later: OrderedDict[bytes, int] = OrderedDict()  # by hash of the constraint: whose turn it was in the end
 
-    # -- compile -------------------------------------------------------------------------------------------------------
+    # -- the gate ------------------------------------------------------------------------------------------------------
     def begin(self, request: Request, wake: Callable[[], None]) -> bool:
         constraint, ends = request.params.structured_outputs, tuple(sorted(request.eos_token_ids))
         if constraint is None:
             return False
-        future = self._pool().submit(self._grammar.compile, constraint, ends)
+        future = self._pool().submit(self.compile, constraint, ends)
         future.add_done_callback(lambda _: wake())
         self._compiling[request.request_id] = request, future
         return True
-
-    def warm_up(self) -> None:
-        """Begin to have the drivers ready, beside what else is done."""
-        if self._warm_up is not None:
-            self._pool().submit(self._warm_up)
 
     def forget(self, request: Request) -> None:
         _, future = self._compiling.pop(request.request_id)
@@ -90,36 +87,72 @@ class Constraints:
 
     def ready(self) -> list[tuple[Request, EngineError | None]]:
         done = [(request, future) for request, future in self._compiling.values() if future.done()]
-        taken: list[tuple[Request, EngineError | None]] = []
-        for request, future in done:
+        for request, _ in done:
             del self._compiling[request.request_id]
-            error = future.exception()
-            if error is None:
-                request.matcher = future.result()
-                constraint = request.params.structured_outputs
-                if constraint is not None and constraint.start_after:
-                    request.matcher = ReasoningGate(request.matcher, constraint.start_after)
-                taken.append((request, None))
-            elif isinstance(error, InvalidRequestError) and (asked := request.params.structured_outputs) is not None:
-                taken.append((request, asked.renamed(error)))
-            elif isinstance(error, EngineError):
-                taken.append((request, error))
-            else:
-                logger.error("the grammar driver failed on a constraint", exc_info=error)
-                compiling = f"compile the structured_outputs of request {request.request_id!r}"
-                taken.append((request, EngineError(compiling, f"{type(error).__name__}: {error}")))
-        return taken
+        return [(request, _take(request, future)) for request, future in done]
 
     def shutdown(self) -> None:
         self._compiling.clear()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        self._grammar.close()
+        close(self._drivers)
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         return self._threads
+
+    # -- compile -------------------------------------------------------------------------------------------------------
+    def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> RequestMatcher:
+        """A matcher of the first driver that takes the constraint. Thread-safe.
+
+        Raises:
+            InvalidRequestError: nobody takes it; names each driver and its reason.
+            EngineError: a driver failed.
+        """
+        (kind,) = constraint.kinds
+        key = hashlib.blake2b(msgspec.json.encode(constraint), digest_size=16).digest()
+        with self._lock:
+            first = self._later.get(key, 0)
+        refusals: list[tuple[str, InvalidRequestError]] = []
+        for turn, driver in enumerate(self._turns.get(kind, ())):
+            if turn < first:
+                continue
+            try:
+                driver.card.verify(constraint)
+                matcher = driver.grammar.compile(constraint, end_token_ids)
+                self._check_beginning(matcher, driver, constraint)
+            except InvalidRequestError as error:
+                refusals.append((driver.candidate.name, error))
+                continue
+            except Exception as error:
+                raise driver.candidate.fault(constraint.asked, error) from error
+            if turn > first:
+                self._remember(key, turn)
+            return RequestMatcher(matcher, driver, constraint.start_after)
+        if not refusals:
+            raise InvalidRequestError(constraint.asked, "no grammar driver at work enforces it")
+        raise constraint.refused(refusals)
+
+    def _check_beginning(self, matcher: Matcher, driver: GrammarDriver, constraint: StructuredOutputsParams) -> None:
+        """That there is a way to begin. Raises InvalidRequestError."""
+        mask = np.zeros((1, self._words), np.int32)
+        if not matcher.finished:
+            driver.grammar.fill_masks([matcher], np.zeros(1, np.int32), mask)
+            if not mask.any():
+                raise InvalidRequestError(constraint.asked, "nothing can be written under it: no token may come first")
+
+    def _remember(self, key: bytes, turn: int) -> None:
+        with self._lock:
+            self._later[key] = turn
+            while len(self._later) > REMEMBERED:
+                self._later.popitem(last=False)
+
+    def warm_up(self, end_token_ids: Sequence[int]) -> None:
+        """Beside what else is done, have the first driver of each kind compile the least that it can be asked, so that
+        its library, its vocabulary and its process are ready for the first request."""
+        first = {id(turn[0].grammar): turn[0] for turn in self._turns.values() if turn}
+        self._pool().submit(warm_up, list(first.values()), end_token_ids)
 
     # -- step by step --------------------------------------------------------------------------------------------------
     def masks(self, plan: StepPlan, slots: SlotTable, drafts: Callable[[], list[list[int]]]) -> Masks | None:
@@ -141,8 +174,7 @@ class Constraints:
         matchers = [_matcher(slots.request(slot)) for slot in row_slots.tolist()]
         if plan.num_drafts is None or not drafted:
             bits = np.empty((rows.size, self._words), np.int32)
-            if rows.size:
-                self._fill(matchers, np.arange(rows.size, dtype=np.int32), bits)
+            fill_masks(matchers, np.arange(rows.size, dtype=np.int32), bits)
             return Masks(row=rows, bits=bits)
         found = forced = _forced(plan)
         if any(wanted and not forced[row] for row, wanted in zip(rows.tolist(), plan.num_drafts[rows], strict=True)):
@@ -151,20 +183,42 @@ class Constraints:
             DraftedRow(matcher, found[row], slots.stop_ids(slot) if found[row] else frozenset())
             for matcher, row, slot in zip(matchers, rows.tolist(), row_slots.tolist(), strict=True)
         ]
-        masks = draft_masks(chains, self._words, self._fill)
-        return Masks(row=rows.repeat(masks.counts), bits=masks.bits)
+        counts, bits = draft_masks(chains, self._words)
+        return Masks(row=rows.repeat(counts), bits=bits)
 
-    def _fill(self, matchers: list[Matcher], at: np.ndarray, bits: np.ndarray) -> None:
-        """The matchers' masks into these rows of `bits`; everything is allowed before a constraint has begun."""
-        if any(isinstance(matcher, ReasoningGate) for matcher in matchers):
-            bits[at] = -1
-            begun = [
-                i for i, matcher in enumerate(matchers) if not isinstance(matcher, ReasoningGate) or matcher.started
-            ]
-            matchers, at = [matchers[i] for i in begun], at[begun]
-            matchers = [matcher.matcher if isinstance(matcher, ReasoningGate) else matcher for matcher in matchers]
-        if matchers:
-            self._grammar.fill_masks(matchers, at, bits)
+
+def _take(request: Request, compiled: Future[RequestMatcher]) -> EngineError | None:
+    """Give the request its matcher; the error where there is none."""
+    error = compiled.exception()
+    if error is None:
+        request.matcher = compiled.result()
+        return None
+    if isinstance(error, InvalidRequestError) and (asked := request.params.structured_outputs) is not None:
+        return asked.renamed(error)
+    assert isinstance(error, EngineError), "`compile` raises nothing else"
+    return error
+
+
+def warm_up(drivers: Sequence[GrammarDriver], end_token_ids: Sequence[int]) -> None:
+    """See `Constraints.warm_up`. Nothing comes of a failure: the first request will hear of it."""
+    for driver in drivers:
+        trial = next((trial for trial in TRIALS if trial.kinds[0] in driver.card.constraints), None)
+        try:
+            if trial is not None:
+                driver.grammar.compile(trial, end_token_ids)
+        except EngineError as error:
+            logger.info("grammar '%s' does not warm up: %s", driver.candidate.name, error)
+        except Exception:
+            logger.warning("grammar '%s' does not warm up", driver.candidate.name, exc_info=True)
+
+
+def close(drivers: Iterable[GrammarDriver]) -> None:
+    """End what the drivers have started; one that cannot be ended is logged."""
+    for driver in drivers:
+        try:
+            driver.grammar.close()
+        except Exception:
+            logger.warning("grammar '%s' cannot be closed", driver.candidate.name, exc_info=True)
 
 
 def _forced(plan: StepPlan) -> list[list[int]]:
@@ -244,12 +298,11 @@ def _refused(request: Request, token: int) -> InvalidRequestError:
     )
 
 
-def _matcher(request: Request) -> Matcher:
+def _matcher(request: Request) -> RequestMatcher:
     assert request.matcher is not None
     return request.matcher
 
 
-# -- drafts under constraints ------------------------------------------------------------------------------------------
 def check_drafts(plan: StepPlan, drafts: object, vocab_size: int) -> list[list[int]]:
     """Refuse drafts that do not fit the plan: another number of rows, more than were wanted, no ids.
 
@@ -271,136 +324,3 @@ def check_drafts(plan: StepPlan, drafts: object, vocab_size: int) -> list[list[i
 
 def _are_drafts(of_row: object, most: int) -> bool:
     return isinstance(of_row, list) and len(of_row) <= most and all(isinstance(token, int) for token in of_row)
-
-
-class DraftedRow(NamedTuple):
-    """A constrained row.
-
-    Args:
-        matcher: behind the tokens before the drafts.
-        drafts: of the row, perhaps none.
-        stops: ids that end the request: nothing is drawn behind them.
-    """
-
-    matcher: Matcher
-    drafts: Sequence[int]
-    stops: frozenset[int]
-
-
-class DraftMasks(NamedTuple):
-    """The masks of some rows.
-
-    Args:
-        counts: int64 [m]; of each row, at least 1.
-        bits: int32 [sum of counts, words]; row by row, position by position.
-    """
-
-    counts: np.ndarray
-    bits: np.ndarray
-
-
-def draft_masks(rows: Sequence[DraftedRow], words: int, fill: Fill) -> DraftMasks:
-    """The masks of each row's positions, as far as draws there may count. A matcher that fails on the way is not led
-    back: it raises again when it is asked next.
-
-    Args:
-        words: of a mask.
-        fill: the driver's.
-    """
-    most = np.array([1 + len(row.drafts) for row in rows], np.int64)
-    start = np.cumsum(most) - most
-    bits = np.empty((int(most.sum()), words), np.int32)
-    counts = np.zeros(len(rows), np.int64)
-    failed: set[int] = set()
-    going = list(range(len(rows)))
-    while going:
-        places = (start + counts)[going].astype(np.int32)
-        fill([rows[i].matcher for i in going], places, bits)
-        counts[going] += 1
-        going = [
-            i for i, at in zip(going, places.tolist(), strict=True) if _goes_on(rows[i], i, counts, bits[at], failed)
-        ]
-    for i, row in enumerate(rows):
-        if counts[i] > 1 and i not in failed:
-            row.matcher.rollback(int(counts[i]) - 1)
-    if counts.sum() < most.sum():
-        place = np.arange(most.sum()) - start.repeat(most)
-        bits = bits[place < counts.repeat(most)]
-    return DraftMasks(counts, bits)
-
-
-def _goes_on(row: DraftedRow, i: int, counts: np.ndarray, mask: np.ndarray, failed: set[int]) -> bool:
-    """Lead the matcher over its next draft; False where there is no place behind it at which a draw may count."""
-    place = int(counts[i]) - 1
-    if place == len(row.drafts):
-        return False
-    token = row.drafts[place]
-    if token in row.stops or not mask[token >> 5] >> (token & 31) & 1:
-        return False
-    try:
-        if not row.matcher.accept([token]):
-            return False
-    except EngineError:
-        failed.add(i)
-        return False
-    if row.matcher.finished:
-        row.matcher.rollback(1)
-        return False
-    return True
-
-
-# -- matchers around matchers ------------------------------------------------------------------------------------------
-class ReasoningGate:
-    """A constraint that begins after a model's reasoning. Implements `engine.interfaces.grammar.Matcher` around
-    another, which hears of nothing before some ids have come one after the other. Until then every token is allowed.
-
-    Args:
-        matcher: of the constraint.
-        start_after: ids, at least one.
-
-    Attributes:
-        started: the ids have come.
-    """
-
-    __slots__ = ("_before", "_inside", "_start_after", "matcher", "started")
-
-    def __init__(self, matcher: Matcher, start_after: Sequence[int]) -> None:
-        self.matcher = matcher
-        self.started = False
-        self._start_after = list(start_after)
-        self._before: deque[int] = deque(maxlen=len(start_after) + MAX_ROLLBACK)  # tokens up to the start
-        self._inside = 0  # tokens behind it
-
-    def accept(self, tokens: Sequence[int]) -> int:
-        if self.started:
-            inside = self.matcher.accept(tokens)
-            self._inside += inside
-            return inside
-        for count, token in enumerate(tokens, 1):
-            self._before.append(token)
-            self.started = self._begins()
-            if self.started:
-                return count + self.accept(tokens[count:])
-        return len(tokens)
-
-    def rollback(self, num_tokens: int) -> None:
-        """May lead back to where everything is allowed."""
-        inside = min(num_tokens, self._inside)
-        if inside:
-            self.matcher.rollback(inside)
-            self._inside -= inside
-        for _ in range(num_tokens - inside):
-            self._before.pop()
-            self.started = False
-
-    def forced_bytes(self) -> bytes:
-        return self.matcher.forced_bytes() if self.started else b""
-
-    @property
-    def finished(self) -> bool:
-        return self.started and self.matcher.finished
-
-    def _begins(self) -> bool:
-        if len(self._before) < len(self._start_after):
-            return False
-        return all(a == b for a, b in zip(reversed(self._before), reversed(self._start_after), strict=False))

@@ -16,7 +16,7 @@ from engine.scheduling.slots import DECODE, Request, SlotTable
 from engine.scheduling.structured import Ending, follow
 from engine.types.errors import ContractError, InvalidLogitsError
 from engine.types.outputs import CoreOutput, TokenLogprobs
-from engine.types.plan import BROKEN, LogprobRows, PooledRows, PromptLogprobRows, StepPlan, StepResult
+from engine.types.plan import BROKEN, LogprobRows, PromptLogprobRows, StepPlan, StepResult
 from engine.types.request import FinishReason
 
 _NOWHERE = np.empty(0, np.intp)
@@ -24,13 +24,11 @@ _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 # -- what a result must be --------------------------------------------------------------------------------------------
-def check_result(
-    plan: StepPlan, result: StepResult, vocab_size: int | None = None, num_pages: int | None = None
-) -> int:
+def check_result(plan: StepPlan, result: StepResult, vocab_size: int | None = None) -> int:
     """Refuse what does not fit the plan: another step's result, wrong shapes and types, tokens outside the vocabulary.
 
     Args:
-        vocab_size, num_pages: of the model, and of the pool; None where they are not known.
+        vocab_size: of the model; None where it is not known.
 
     Returns:
         The smallest token, or 0 where none is negative: it tells whether a row is `BROKEN`.
@@ -38,7 +36,7 @@ def check_result(
     Raises:
         ContractError: what is wrong with it.
     """
-    if (fault := _form_fault(plan, result, num_pages)) is None:
+    if (fault := _form_fault(plan, result)) is None:
         tokens = result.tokens
         if vocab_size is not None and _all_below(tokens, vocab_size):
             return 0
@@ -57,7 +55,7 @@ def check_result(
     )
 
 
-def _form_fault(plan: StepPlan, result: StepResult, num_pages: int | None) -> str | None:
+def _form_fault(plan: StepPlan, result: StepResult) -> str | None:
     if not isinstance(result, StepResult):
         return f"{result!r:.200}, which is no StepResult"
     if result.step_id != plan.step_id:
@@ -75,16 +73,7 @@ def _form_fault(plan: StepPlan, result: StepResult, num_pages: int | None) -> st
         return f"log probabilities {fault}"
     if result.prompt_logprobs is not None and (fault := _scores_fault(plan, result.prompt_logprobs)):
         return f"prompt log probabilities {fault}"
-    pages = result.failed_pages
-    if pages is not None and not _are_pages(pages, num_pages):
-        return f"failed_pages {pages!r:.200}" + ("" if num_pages is None else f" of {num_pages} pages")
     return None
-
-
-def _are_pages(pages: object, num_pages: int | None) -> bool:
-    if not isinstance(pages, np.ndarray) or not _is_integers(pages) or pages.ndim != 1:
-        return False
-    return bool((pages >= 0).all()) and (num_pages is None or bool((pages < num_pages).all()))
 
 
 def _is_integers(array: object) -> bool:
@@ -389,7 +378,10 @@ def _take_pooled(plan: StepPlan, result: StepResult, slots: SlotTable, accepted:
     """
     outputs: list[CoreOutput] = []
     ended: list[Request] = []
-    given = _by_row(result.pooled)
+    pooled, given = result.pooled, dict[int, tuple[int, np.ndarray]]()  # by row: (start, data)
+    if pooled is not None:
+        places = zip(pooled.start.tolist(), pooled.data, strict=True)
+        given = dict(zip(pooled.row.tolist(), places, strict=True))
     for row, (slot, end) in enumerate(
         zip(plan.slot_of_row.tolist(), (plan.num_computed + plan.num_tokens).tolist(), strict=True)
     ):
@@ -422,16 +414,6 @@ def _take_pooled(plan: StepPlan, result: StepResult, slots: SlotTable, accepted:
         ended=accepted.ended + ended,
         prompt_tokens=accepted.prompt_tokens + sum(request.num_prompt_tokens for request in ended),
     )
-
-
-def _by_row(pooled: PooledRows | None) -> dict[int, tuple[int, np.ndarray]]:
-    """For each row that has something: (start, data)."""
-    if pooled is None:
-        return {}
-    return {
-        row: (start, data)
-        for row, start, data in zip(pooled.row.tolist(), pooled.start.tolist(), pooled.data, strict=True)
-    }
 
 
 def _misfit(plan: StepPlan, row: int) -> ContractError:

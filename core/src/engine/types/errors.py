@@ -7,7 +7,8 @@ a server can show them in its own form; `str(error)` joins them for a terminal.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 
 class EngineError(Exception):
@@ -17,9 +18,15 @@ class EngineError(Exception):
         asked: what the user wanted, e.g. "load model '/models/llama'".
         found: what stood in the way, e.g. "the folder has no config.json".
         remedy: what to do about it; empty where nothing useful can be said.
+
+    Attributes:
+        code: of each class, which states it as `class SomeError(EngineError, code="some")`; clients read it.
     """
 
-    code = "engine_error"
+    code: ClassVar[str] = "engine_error"
+
+    def __init_subclass__(cls, code: str = "") -> None:
+        cls.code = code or cls.code
 
     def __init__(self, asked: str, found: str = "", remedy: str = "") -> None:
         self.asked = asked
@@ -42,6 +49,16 @@ class EngineError(Exception):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return type(self), (self.asked, self.found, self.remedy)
+
+
+@contextmanager
+def placed(place: str) -> Iterator[None]:
+    """Errors from within say so: see `EngineError.add_place`."""
+    try:
+        yield
+    except EngineError as error:
+        error.add_place(place)
+        raise
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -88,55 +105,39 @@ def rebuild_error(parts: tuple[str, str, str, str]) -> EngineError:
 
 
 # -- what a user asked of a running engine ---------------------------------------------------------------------------
-class InvalidRequestError(EngineError, ValueError):
+class InvalidRequestError(EngineError, ValueError, code="invalid_request"):
     """A request or a sampling parameter is out of range, of the wrong type, or contradicts another."""
 
-    code = "invalid_request"
 
-
-class PromptTooLongError(InvalidRequestError):
+class PromptTooLongError(InvalidRequestError, code="context_length_exceeded"):
     """The prompt (with at least one token to generate) does not fit `max_model_len`."""
 
-    code = "context_length_exceeded"
 
-
-class KVCacheTooSmallError(EngineError):
+class KVCacheTooSmallError(EngineError, code="kv_cache_too_small"):
     """A request needs more KV pages than the whole cache holds, or the cache holds no usable page."""
 
-    code = "kv_cache_too_small"
 
-
-class RequestTimeoutError(EngineError):
+class RequestTimeoutError(EngineError, code="request_timeout"):
     """A request did not end within the time that its user gave it."""
 
-    code = "request_timeout"
 
-
-class InvalidLogitsError(EngineError):
+class InvalidLogitsError(EngineError, code="invalid_logits"):
     """The model's logits for this request are not numbers (NaN), so that no token can be drawn from them."""
 
-    code = "invalid_logits"
 
-
-class EngineDeadError(EngineError):
+class EngineDeadError(EngineError, code="engine_dead"):
     """The engine core or one of its workers has died; requests in progress are lost."""
 
-    code = "engine_dead"
 
-
-class ShuttingDownError(EngineDeadError):
+class ShuttingDownError(EngineDeadError, code="shutting_down"):
     """The engine is being stopped, as somebody planned; requests that are still in progress end with this."""
 
-    code = "shutting_down"
 
-
-class RankDeadError(EngineError):
+class RankDeadError(EngineError, code="rank_dead"):
     """One of several engine cores has died and took this request with it; the others go on. Send it again."""
 
-    code = "rank_dead"
 
-
-class RequestRefusedError(EngineError):
+class RequestRefusedError(EngineError, code="request_refused"):
     """A hook plugin refused the request: a limit is reached, or a rule forbids it. Raised by plugins.
 
     Args:
@@ -147,16 +148,8 @@ class RequestRefusedError(EngineError):
     Raises ValueError for a status that is none of a refusal.
     """
 
-    code = "request_refused"
-
     def __init__(
-        self,
-        asked: str,
-        found: str = "",
-        remedy: str = "",
-        *,
-        status: int = 403,
-        retry_after: float | None = None,
+        self, asked: str, found: str = "", remedy: str = "", *, status: int = 403, retry_after: float | None = None
     ) -> None:
         if not 400 <= status <= 599:
             raise ValueError(f"status={status}: a refusal is answered with 400 to 599")
@@ -165,54 +158,40 @@ class RequestRefusedError(EngineError):
         super().__init__(asked, found, remedy)
 
 
-class HookFailedError(EngineError):
+class HookFailedError(EngineError, code="hook_failed"):
     """A hook that decides about requests failed, so the request is refused: what it would have decided is not known.
 
     The cause is logged, and is the exception's `__cause__`; clients are told the plugin's name alone.
     """
 
-    code = "hook_failed"
-
 
 # -- what a user asked at start --------------------------------------------------------------------------------------
-class ConfigError(EngineError, ValueError):
+class ConfigError(EngineError, ValueError, code="invalid_config"):
     """A setting is unknown, of the wrong type, out of range, or contradicts another."""
 
-    code = "invalid_config"
 
-
-class ModelNotFoundError(EngineError):
+class ModelNotFoundError(EngineError, code="model_not_found"):
     """No checkpoint driver can resolve this model name, or the folder is not a model."""
 
-    code = "model_not_found"
 
-
-class UnsupportedModelError(EngineError):
+class UnsupportedModelError(EngineError, code="unsupported_model"):
     """The model's architecture or a feature of its config is served by no installed driver."""
 
-    code = "unsupported_model"
 
-
-class CheckpointError(EngineError):
+class CheckpointError(EngineError, code="bad_checkpoint"):
     """A checkpoint's files are missing, truncated, or contradict the model's config."""
 
-    code = "bad_checkpoint"
 
-
-class DeviceMemoryError(EngineError):
+class DeviceMemoryError(EngineError, code="out_of_device_memory"):
     """The device has no memory left for the weights, for a step, or for what the engine keeps beside them."""
 
-    code = "out_of_device_memory"
 
-
-class TokenizerError(EngineError):
+class TokenizerError(EngineError, code="tokenizer_error"):
     """A tokenizer or chat template is missing, broken, or refuses the messages."""
-
-    code = "tokenizer_error"
 
 
 # -- plugins ---------------------------------------------------------------------------------------------------------
-class PluginError(EngineError):
+class PluginError(EngineError, code="plugin_error"):
     """Base of the errors about a point, a driver, or a distribution.
 
     Args:
@@ -220,8 +199,6 @@ class PluginError(EngineError):
         driver: the driver's name, or "" where the error is about the point.
         distribution: "name version" of the distribution that offers it, or "" where unknown.
     """
-
-    code = "plugin_error"
 
     def __init__(
         self,
@@ -239,56 +216,39 @@ class PluginError(EngineError):
         super().__init__(asked, found, remedy)
 
 
-class DriverNotFoundError(PluginError):
+class DriverNotFoundError(PluginError, code="driver_not_found"):
     """No installed distribution offers a driver of this name at this point."""
 
-    code = "driver_not_found"
 
-
-class DriverDeniedError(PluginError):
+class DriverDeniedError(PluginError, code="driver_denied"):
     """The driver is installed, and the list of plugins (`--plugins`) denies it."""
 
-    code = "driver_denied"
 
-
-class DuplicateDriverError(PluginError):
+class DuplicateDriverError(PluginError, code="duplicate_driver"):
     """Two distributions offer one name at one point."""
 
-    code = "duplicate_driver"
 
-
-class DriverImportError(PluginError):
+class DriverImportError(PluginError, code="driver_import_failed"):
     """The card or the body of a driver could not be imported."""
 
-    code = "driver_import_failed"
 
-
-class IncompatibleDriverError(PluginError):
+class IncompatibleDriverError(PluginError, code="driver_incompatible"):
     """The driver speaks an interface version that this core does not serve."""
 
-    code = "driver_incompatible"
 
-
-class UnfitDriverError(PluginError):
+class UnfitDriverError(PluginError, code="driver_unfit"):
     """The driver was asked for by name and says that it cannot do what is needed."""
 
-    code = "driver_unfit"
 
-
-class ContractError(PluginError):
+class ContractError(PluginError, code="driver_contract"):
     """The driver does not keep the interface's contract (wrong type, missing method, heavy card, ...)."""
 
-    code = "driver_contract"
 
-
-class OptionsError(PluginError, ValueError):
+class OptionsError(PluginError, ValueError, code="driver_options"):
     """Options of a driver are unknown or have bad values: those that `options` names."""
 
-    code = "driver_options"
     options: tuple[str, ...] = ()
 
 
-class ManifestError(PluginError):
+class ManifestError(PluginError, code="manifest_mismatch"):
     """A process found other drivers or versions than the launcher wrote into the manifest."""
-
-    code = "manifest_mismatch"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from engine.types.outputs import StepStats
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
 
@@ -79,12 +80,6 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str = ""
     http: HTTPOrigin | None = None
 
-    @property
-    def trace_headers(self) -> dict[str, str]:
-        """`traceparent` and `tracestate` (W3C Trace Context), those of them that HTTP brought."""
-        headers = {} if self.http is None else self.http.headers
-        return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-
 
 class ChosenDriver(msgspec.Struct, frozen=True, kw_only=True):
     """A driver at work.
@@ -112,7 +107,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         dtype: of weights and activations; `device`: e.g. "cpu".
         max_model_len: most tokens of one request; `max_num_seqs`: most requests that run at once, on each rank.
         num_ranks: engine cores.
-        drivers: those at work, as the banner lists them.
+        drivers: those at work, as the banner lists them; none where no package tells them.
     """
 
     model: str
@@ -125,45 +120,18 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     drivers: tuple[ChosenDriver, ...] = ()
 
 
-class IntervalStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine did in the last interval.
+class IntervalStats(StepStats, kw_only=True):
+    """How an engine did in the last interval: the core's state at its end, where the counts that `OF_INTERVAL` names
+    are those of the interval, all others since the start. Requests that the core has not told of yet count as waiting.
 
     Args:
         seconds: the interval's length.
-        num_running, num_waiting: sequences at its end.
-        prompt_tokens, generation_tokens: computed in it; prompt tokens count when their sequence gets its first token,
-            cached ones among them.
-        prefix_queries, prefix_hits: prompt tokens looked up and found in the prefix cache in it.
-        num_drafts, num_accepted_drafts: computed, and taken as output, in it.
-        pages_used, pages_total: of the KV cache at its end.
-        num_preemptions, num_swap_preemptions: since the start.
-        num_swapped: sequences that are swapped out at its end.
-        swap_pages_used, swap_pages_total: of the swap space at its end.
     """
 
     seconds: float
-    num_running: int
-    num_waiting: int
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    num_drafts: int = 0
-    num_accepted_drafts: int = 0
-    pages_used: int = 0
-    pages_total: int = 0
-    num_preemptions: int = 0
-    num_swap_preemptions: int = 0
-    num_swapped: int = 0
-    swap_pages_used: int = 0
-    swap_pages_total: int = 0
 
-    @property
-    def prompt_tokens_per_second(self) -> float:
-        """Of this interval."""
-        return self.prompt_tokens / self.seconds
 
-    @property
-    def generation_tokens_per_second(self) -> float:
-        """Of this interval."""
-        return self.generation_tokens / self.seconds
+OF_INTERVAL = (
+    *("prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits"),
+    *("num_drafts", "num_accepted_drafts", "num_draft_rows", "num_jump_tokens", "num_accepted_jump_tokens"),
+)

@@ -20,6 +20,8 @@ NULL_PAGE = 0
 """The page that nobody owns."""
 ALIGNMENT = 16
 """Bytes: pages, and the states in them, begin at multiples of it."""
+MARK_BYTES = 32
+"""Of a page's mark, where it has one."""
 MOST_HOLDERS = 255
 """What more holders than these are told as: a page has one byte."""
 
@@ -32,9 +34,8 @@ class KVTable(msgspec.Struct, frozen=True, kw_only=True):
         kind: of its layers; "full" also of those of kind "mla", whose pages live as long.
         window: tokens whose blocks a query at position p needs, p - window + 1 .. p; None for all. After a "state" it
             is two: the state after token p - 1 is read, that after token p is written.
-        tokens_per_block: tokens in one page, `KVLayout.block_size`; of a "cross" table they are the encoder's. A page
-            of a "state" table holds one state of each layer: after the last token of its block, or after the last token
-            computed.
+        tokens_per_block: tokens in one page, `KVLayout.block_size`. A page of a "state" table holds one state of each
+            layer: after the last token of its block, or after the last token computed.
     """
 
     index: int
@@ -49,7 +50,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         index: its place in `KVLayout.groups`.
         kind: see `engine.types.model.KVKind`.
-        sites: which these are: places in the model's `kv_specs`, in order.
+        sites: which these are: places in `WorkerStart.sites`, in order.
         num_kv_heads, head_size: on this rank.
         sliding_window: None but for "sliding".
         tokens_per_block: of its table.
@@ -83,22 +84,23 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The pool's form, equal on every rank that shares layers.
 
     Args:
-        block_size: tokens of a block of every table that grows with a sequence; prefixes are found in whole multiples
-            of it, and beyond them by copying a page of each table.
+        block_size: tokens of a block of every table; prefixes are found in whole multiples of it, and beyond them by
+            copying a page of each table.
         page_bytes: bytes of one page: what the largest table needs.
-        tables: in a fixed order, those of kind "cross" last; block tables and new pages are indexed by it.
+        tables: in a fixed order; block tables and new pages are indexed by it.
         groups: in the order of their tables, those of kind "encoder" last; plans of attention are indexed by it.
+        mark_bytes: at each page's end, among `page_bytes`: no layer's, but a mark of what the page holds (--kv-canary).
     """
 
     block_size: int
     page_bytes: int
     tables: tuple[KVTable, ...]
     groups: tuple[KVGroup, ...]
+    mark_bytes: int = 0
 
-    @property
-    def growing(self) -> tuple[KVTable, ...]:
-        """The first tables, whose blocks hold a sequence's own tokens; the others hold those of its encoder input."""
-        return tuple(table for table in self.tables if table.kind != "cross")
+    def marked(self) -> KVLayout:
+        """The same, with marks."""
+        return msgspec.structs.replace(self, page_bytes=self.page_bytes + MARK_BYTES, mark_bytes=MARK_BYTES)
 
     def on_stage(self, sites: Collection[int]) -> KVLayout:
         """The layout of a rank that has only these of the layers: the same tables and blocks in smaller pages. Groups
@@ -115,14 +117,14 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
                 ends[group.table] += len(kept) * group.layer_bytes
             groups.append(msgspec.structs.replace(group, index=len(groups), sites=kept, offset=offset))
         page_bytes = -(-max(ends, default=0) // ALIGNMENT) * ALIGNMENT
+        page_bytes += self.mark_bytes if page_bytes else 0
         return msgspec.structs.replace(self, page_bytes=page_bytes, groups=tuple(groups))
 
 
 def kv_heads_on_rank(num_kv_heads: int, size: int) -> int:
     """How many KV heads each of `size` ranks holds: equally many, or one of which several ranks have a copy.
 
-    Raises:
-        ConfigError: the heads can be neither divided nor copied evenly.
+    Raises ConfigError: the heads can be neither divided nor copied evenly.
     """
     if num_kv_heads % size and size % num_kv_heads:
         raise ConfigError(
@@ -140,10 +142,12 @@ class PageMap(msgspec.Struct, frozen=True, kw_only=True):
         holders: uint8 [pages]; the page's reference count: how many sequences' block tables name it, `MOST_HOLDERS` at
             most. With prefix caching, requests that begin alike hold the same pages.
         cached: uint8 [pages]; 1 where the prefix cache can find the page's content, held or not.
+        retained: uint8 [pages]; 1 where requests asked that it be kept (`kv_retention`).
     """
 
     holders: bytes
     cached: bytes
+    retained: bytes
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag="BlockStored"):
@@ -167,12 +171,7 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag="BlockStored"):
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="BlockRemoved"):
-    """The content of these blocks was given up.
-
-    Args:
-        block_hashes: in no order.
-        table: the KV table's index.
-    """
+    """The content of these blocks of a KV table, in no order, was given up."""
 
     block_hashes: list[bytes]
     table: int = 0

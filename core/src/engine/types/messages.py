@@ -12,12 +12,8 @@ from engine.types.start import WorkerReady
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
-    """Requests to queue, in order. They are admitted together: the n samples of one prompt are never told apart.
-
-    Args:
-        requests: they.
-        client: who asks, and is told of them: 0, who started the process, or one that was attached.
-    """
+    """Requests to queue, in order. They are admitted together: the n samples of one prompt are never told apart. The
+    `client` asks, and is told of them: 0, who started the process, or one that was attached."""
 
     requests: list[EngineRequest]
     client: int = 0

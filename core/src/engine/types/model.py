@@ -27,7 +27,7 @@ class StateTensor(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         name: among the layer's states, e.g. "conv" or "ssm".
         shape: of the whole model, before it is divided over ranks.
-        dtype: e.g. "float32".
+        dtype: e.g. "float32"; "model": that in which the model computes; "wide": the same, but float32 at least.
         divided_dim: which dimension is divided over ranks; None: every rank has all of it.
     """
 
@@ -48,12 +48,12 @@ class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
         sliding_window: tokens that a query sees, itself included; None but for "sliding".
         rope_size: of the vector of "mla", its last elements, which are the part of all heads' keys that has rotary
             positions; the others are the latent. 0 but for "mla".
-        layer: of its model; None: its place among the description's `kv_specs`. A layer may have two, e.g. of kinds
-            "full" and "cross".
+        layer: of its model; None: its place among the description's `kv_specs`. A layer may have two.
         model: 0 for the model itself, 1 and more for draft models.
         num_q_heads: of the whole model; 0: the description's.
         soft_cap: of attention logits; None: the description's.
         states: what a layer of kind "state" keeps; empty but for it.
+        divided: its heads over the ranks; False where every rank has all of them.
     """
 
     kind: KVKind
@@ -66,6 +66,7 @@ class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_q_heads: int = 0
     soft_cap: float | None = None
     states: tuple[StateTensor, ...] = ()
+    divided: bool = True
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +90,6 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         generates: it has logits over the vocabulary, and is to write text; False: its hidden states are pooled.
         pooler: how, where requests do not say.
         num_token_types: of token type embeddings; 0: it has none.
-        max_encoder_len: tokens of the longest encoder input; 0 for a model without "cross" layers.
         sampling: of requests that do not say how; filled in by the launcher, from generation_config.json and settings.
     """
 
@@ -109,7 +109,6 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     pooler: PoolerConfig = msgspec.field(default_factory=PoolerConfig)
     num_token_types: int = 0
-    max_encoder_len: int = 0
     sampling: SamplingDefaults = msgspec.field(default_factory=SamplingDefaults)
 
     @property
@@ -124,6 +123,13 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
             )
             for place, spec in enumerate(self.kv_specs)
         )
+
+    def computed_in(self, dtype: str) -> ModelDescription:
+        """With the dtypes of states, where those depend on the one in which the model computes."""
+        named, replace = {"model": dtype, "wide": dtype if dtype == "float64" else "float32"}, msgspec.structs.replace
+        own = [[replace(one, dtype=named.get(one.dtype, one.dtype)) for one in spec.states] for spec in self.kv_specs]
+        specs = zip(self.kv_specs, own, strict=True)
+        return replace(self, kv_specs=tuple(replace(spec, states=tuple(states)) for spec, states in specs))
 
     @property
     def whole_prompts(self) -> bool:

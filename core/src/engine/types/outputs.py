@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         prefill_time: seconds from there to the first token; sent with it.
         error: (code, asked, found, remedy) of a typed error where `finish_reason` is "error".
         completed: it ended ("stop") because its constraint was complete: the last token belongs to the text.
+        kv_transfer: when it ended, what a connector has to say to who sent it: `kv_transfer_params`.
         pooled: of a request that pools: its result, [size]; or the vectors of its next prompt tokens, [n, size].
     """
 
@@ -57,6 +58,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     prefill_time: float = 0.0
     error: tuple[str, str, str, str] | None = None
     completed: bool = False
+    kv_transfer: dict[str, Any] | None = None
     pooled: np.ndarray | None = None
 
 
@@ -78,24 +80,32 @@ class StepStats(msgspec.Struct, kw_only=True):
         swap_pages_used, swap_pages_total: of the swap tier.
         num_drafts, num_accepted_drafts: tokens that the drafter proposed and steps computed, and those of them that
             became output, since start.
+        num_draft_rows: rows of steps that were to have drafts, since start.
+        accepted_drafts_at: of the accepted ones, how many at each place behind their row's token; () without a drafter.
         num_jump_tokens, num_accepted_jump_tokens: tokens that constraints forced and steps computed ahead, and those of
             them that became output, since start. They are no drafts.
+        kv_connectors: (connector, event, count) since start: "loaded_tokens", "hit_tokens" (of `prefix_queries`, those
+            that it had), "failed_pages", "expired_holds", its own.
+        retained_pages: (priority, pages that requests retain by it), "pinned" the last.
+        retention_events: (event, pages) since start: "expired"; "given_up", for want of others; "displaced" by a bound.
         hook_failures: (plugin, hook, how often it raised) of the hooks of this core, since start.
     """
 
-    step_id: int
-    num_running: int
-    num_waiting: int
-    num_tokens: int
-    pages_used: int
-    pages_total: int
-    prefix_queries: int
-    prefix_hits: int
-    num_preemptions: int
+    step_id: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_tokens: int = 0
+    pages_used: int = 0
+    pages_total: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_drafts: int = 0
     num_accepted_drafts: int = 0
+    num_draft_rows: int = 0
+    accepted_drafts_at: tuple[int, ...] = ()
     num_jump_tokens: int = 0
     num_accepted_jump_tokens: int = 0
     num_swapped: int = 0
@@ -103,6 +113,9 @@ class StepStats(msgspec.Struct, kw_only=True):
     num_swap_full: int = 0
     swap_pages_used: int = 0
     swap_pages_total: int = 0
+    kv_connectors: tuple[tuple[str, str, int], ...] = ()
+    retained_pages: tuple[tuple[str, int], ...] = ()
+    retention_events: tuple[tuple[str, int], ...] = ()
     hook_failures: tuple[tuple[str, str, int], ...] = ()
 
 
@@ -178,6 +191,7 @@ class RequestOutput:
             first, which nothing precedes. None as a whole where they were not asked for, or are not complete yet.
         num_discarded_tokens: of completions that were computed and that `best_of` left out.
         pooled: of a request with PoolingParams: [size], or [tokens, size] for single tokens, once it has finished.
+        kv_transfer: for whoever goes on with it elsewhere, see `TextPrompt`; once it has finished.
     """
 
     request_id: str
@@ -190,3 +204,10 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_discarded_tokens: int = 0
     pooled: np.ndarray | None = None
+    kv_transfer: dict[str, Any] | None = None
+
+    @property
+    def data(self) -> np.ndarray:
+        """What was pooled; of a request that pools and has ended well."""
+        assert self.pooled is not None, "a request that pools ends with what was pooled, or with an error"
+        return self.pooled

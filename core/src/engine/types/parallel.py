@@ -5,6 +5,8 @@ Ranks count through the first stage, then through the second: rank = stage * tp 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from engine.types.errors import ConfigError
@@ -27,6 +29,33 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     def world(self) -> int:
         """Workers of one engine core."""
         return self.tp * self.pp
+
+
+class Shard(NamedTuple):
+    """One rank's part of a dimension.
+
+    Args:
+        total: elements of the whole.
+        start, length: this rank's.
+    """
+
+    total: int
+    start: int
+    length: int
+
+    @classmethod
+    def of(cls, size: int | Shard) -> Shard:
+        """A plain number is a dimension that every rank holds in full."""
+        return size if isinstance(size, Shard) else cls(size, 0, size)
+
+    @property
+    def part(self) -> slice:
+        """Where it stands in the whole."""
+        return slice(self.start, self.start + self.length)
+
+    def of_units(self, width: int) -> Shard:
+        """The same part where each element is `width` wide: heads to rows."""
+        return Shard(self.total * width, self.start * width, self.length * width)
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,20 +156,13 @@ def places(parallel: Parallel, num_layers: int) -> tuple[Place, ...]:
         start += count
         for tp_rank in range(parallel.tp):
             groups = (
-                ("tp", tp_rank, index, tuple(range(index * parallel.tp, (index + 1) * parallel.tp))),
-                ("pp", index, tp_rank, tuple(range(tp_rank, parallel.world, parallel.tp))),
+                _group("tp", tp_rank, range(index * parallel.tp, (index + 1) * parallel.tp), index),
+                _group("pp", index, range(tp_rank, parallel.world, parallel.tp), tp_rank),
             )
-            found.append(
-                Place(
-                    rank=len(found),
-                    stage=stage,
-                    groups={
-                        name: GroupPlace(
-                            name=name, rank=rank, size=len(members), members=members, rendezvous=f"{name}-{number}"
-                        )
-                        for name, rank, number, members in groups
-                        if len(members) > 1
-                    },
-                )
-            )
+            together = {group.name: group for group in groups if group.size > 1}
+            found.append(Place(rank=len(found), stage=stage, groups=together))
     return tuple(found)
+
+
+def _group(name: str, rank: int, members: range, number: int) -> GroupPlace:
+    return GroupPlace(name=name, rank=rank, size=len(members), members=tuple(members), rendezvous=f"{name}-{number}")

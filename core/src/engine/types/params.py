@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,8 +15,11 @@ from engine.types.checks import (
     check_integer,
     check_number,
     check_ranges,
+    check_texts,
+    check_travels,
+    invalid,
 )
-from engine.types.errors import InvalidRequestError, shown
+from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 64
@@ -167,16 +169,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         """How many completions are computed: `best_of`, or n."""
         return self.n if self.best_of is None else self.best_of
 
-    @property
-    def greedy(self) -> bool:
-        """True where the most likely token is taken and no random number is drawn."""
-        return self.temperature == 0.0
-
-    @property
-    def has_penalties(self) -> bool:
-        """True where logits depend on the tokens so far."""
-        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
-
     def verify(self) -> None:
         """Check types and ranges. Raises InvalidRequestError for the first parameter that is out of range."""
         check_ranges(self, _RANGES, _OPTIONAL)
@@ -184,118 +176,62 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             check_number(name, getattr(self, name), 0.0, high, open_low=True)
         check_flags(self, "include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(
-                f"min_tokens={self.min_tokens}",
-                f"max_tokens is {self.max_tokens}",
-                "make min_tokens at most max_tokens",
-            )
+            raise invalid("min_tokens", self.min_tokens, f"max_tokens is {self.max_tokens}", "pass at most as many")
         if self.best_of is not None and self.best_of < self.n:
-            raise InvalidRequestError(f"best_of={self.best_of}", f"n is {self.n}", "make best_of at least n")
+            raise invalid("best_of", self.best_of, f"n is {self.n}", "make best_of at least n")
         self._verify_stops()
-        self._verify_logit_bias()
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                raise invalid("logit_bias", self.logit_bias, "it is not a mapping", "pass {token id: -100 to 100}")
+            check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS, "ids", "name fewer ids")
+            for token, bias in self.logit_bias.items():
+                check_integer("logit_bias", token)
+                check_number("logit_bias", bias, -100.0, 100.0)
         self.verify_bad_words()
         if self.allowed_token_ids is not None:
             if self.allowed_token_ids == []:
-                raise InvalidRequestError(
-                    "allowed_token_ids=[]", "no token could be drawn", "name the ids, or leave it out to allow all"
-                )
+                raise invalid("allowed_token_ids", [], "no token could be drawn", "leave it out to allow all")
             remedy = "name each id once, or use structured_outputs"
             check_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, remedy=remedy)
-        self._verify_extra_args()
+        if self.extra_args is not None:
+            if not isinstance(self.extra_args, dict) or not all(isinstance(key, str) for key in self.extra_args):
+                raise invalid("extra_args", self.extra_args, "it is not a mapping from names to values")
+            check_travels("extra_args", self.extra_args)
         self._verify_structures()
 
     def _verify_stops(self) -> None:
-        if not isinstance(self.stop, list) or not all(isinstance(s, str) for s in self.stop):
-            raise InvalidRequestError(f"stop={shown(self.stop)}", "it is not a string or a list of strings")
-        check_count("stop", len(self.stop), MAX_STOP_STRINGS, "strings", "send fewer stop strings")
-        longest = max(map(len, self.stop), default=0)
-        if longest > MAX_STOP_LENGTH:
-            raise InvalidRequestError(
-                f"stop=a string of {longest} characters", f"at most {MAX_STOP_LENGTH} are taken", "send a shorter one"
-            )
-        if any(not s for s in self.stop):
-            raise InvalidRequestError("stop=''", "an empty stop string would end every request", "leave it out")
+        check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
+        if not all(self.stop):
+            raise invalid("stop", "", "an empty stop string would end every request", "leave it out")
         if self.stop and not self.detokenize:
-            raise InvalidRequestError(
-                "stop strings with detokenize=False", "no text is made to search", "use stop_token_ids"
-            )
+            raise invalid("stop", self.stop, "detokenize=False makes no text to search", "use stop_token_ids")
         check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
-
-    def _verify_logit_bias(self) -> None:
-        if self.logit_bias is None:
-            return
-        if not isinstance(self.logit_bias, dict):
-            raise InvalidRequestError(
-                f"logit_bias={shown(self.logit_bias)}",
-                "it is not a mapping",
-                "pass {token id: number from -100 to 100}",
-            )
-        check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS, "ids", "name fewer ids")
-        for token, bias in self.logit_bias.items():
-            check_integer("logit_bias", token)
-            check_number("logit_bias", bias, -100.0, 100.0)
 
     def verify_bad_words(self) -> None:
         """The part of `verify` that is about them, in text and in token ids."""
-        if not isinstance(self.bad_words, list) or not all(isinstance(word, str) for word in self.bad_words):
-            raise InvalidRequestError(f"bad_words={shown(self.bad_words)}", "it is not a list of strings")
-        if any(not word.strip() for word in self.bad_words):
-            raise InvalidRequestError("bad_words=['']", "a word without characters forbids nothing", "leave it out")
-        if any(len(word) > MAX_BAD_WORD_LENGTH for word in self.bad_words):
-            raise InvalidRequestError(
-                "bad_words=a word that is too long",
-                f"at most {MAX_BAD_WORD_LENGTH} characters are taken",
-                "send shorter words",
-            )
+        check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
+        if not all(word.strip() for word in self.bad_words):
+            raise invalid("bad_words", [""], "a word without characters forbids nothing", "leave it out")
         if not isinstance(self.bad_words_token_ids, list):
-            raise InvalidRequestError(f"bad_words_token_ids={shown(self.bad_words_token_ids)}", "it is not a list")
+            raise invalid("bad_words_token_ids", self.bad_words_token_ids, "it is not a list")
         for ids in self.bad_words_token_ids:
-            check_ids("bad_words_token_ids", ids)
-            if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
-                raise InvalidRequestError(
-                    f"bad_words_token_ids=[{shown(ids)}]",
-                    f"it has {len(ids)} tokens",
-                    f"1 to {MAX_BAD_WORD_TOKENS} are taken",
-                )
-        check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS, "words")
+            check_ids("bad_words_token_ids", ids, MAX_BAD_WORD_TOKENS, least=1)
         check_count("bad_words_token_ids", len(self.bad_words_token_ids), 2 * MAX_BAD_WORDS, "words")
 
-    def _verify_extra_args(self) -> None:
-        if self.extra_args is None:
-            return
-        if not isinstance(self.extra_args, dict) or not all(isinstance(key, str) for key in self.extra_args):
-            raise InvalidRequestError(
-                f"extra_args={shown(self.extra_args)}", "it is not a mapping from names to values"
-            )
-        try:
-            msgspec.msgpack.encode(self.extra_args)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InvalidRequestError(
-                f"extra_args={shown(self.extra_args)}",
-                f"it holds what does not travel: {error}",
-                "pass numbers, strings, lists and mappings",
-            ) from error
-
     def _verify_structures(self) -> None:
-        if self.thinking_budget is not None:
-            if not isinstance(self.thinking_budget, ThinkingBudget):
-                found = f"thinking_budget={shown(self.thinking_budget)}"
-                raise InvalidRequestError(
-                    found, "it is no ThinkingBudget", "pass ThinkingBudget(tokens=..., end=[...])"
-                )
-            self.thinking_budget.verify()
-        if self.structured_outputs is None:
+        if (budget := self.thinking_budget) is not None:
+            if not isinstance(budget, ThinkingBudget):
+                raise invalid("thinking_budget", budget, "it is no ThinkingBudget", "pass ThinkingBudget(tokens=...)")
+            budget.verify()
+        if (outputs := self.structured_outputs) is None:
             return
-        if not isinstance(self.structured_outputs, StructuredOutputsParams):
-            raise InvalidRequestError(
-                f"structured_outputs={shown(self.structured_outputs)}",
-                "it is no StructuredOutputsParams",
-                "pass StructuredOutputsParams(choice=[...])",
-            )
+        if not isinstance(outputs, StructuredOutputsParams):
+            remedy = "pass StructuredOutputsParams(choice=[...])"
+            raise invalid("structured_outputs", outputs, "it is no StructuredOutputsParams", remedy)
         try:
-            self.structured_outputs.verify()
+            outputs.verify()
         except InvalidRequestError as error:
-            raise self.structured_outputs.renamed(error) from error
+            raise outputs.renamed(error) from error
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,28 +250,6 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     def sampling_params(self) -> SamplingParams:
         """The parameters of a request that says nothing; new ones at each call."""
         return SamplingParams(**self.params)  # type: ignore[arg-type]
-
-    def under(self, given: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
-        """The keywords of `SamplingParams` for a request to the server.
-
-        Args:
-            given: what the request says, without `max_tokens`.
-            max_tokens: what it says of that, or the route's own default; None: this one's, and without one what fits.
-        """
-        if max_tokens is None:
-            max_tokens = self.params.get("max_tokens")  # type: ignore[assignment]
-        # What is no integer is left to be refused by its name.
-        if self.max_tokens_limit is not None and (max_tokens is None or type(max_tokens) is int):
-            max_tokens = self.max_tokens_limit if max_tokens is None else min(max_tokens, self.max_tokens_limit)
-        return {**self.params, **given, "max_tokens": max_tokens}
-
-    def __str__(self) -> str:
-        """Such as "temperature 0.6, top_k 20, by the model's generation_config.json"; "" where all is neutral."""
-        if not self.params:
-            return ""
-        told = ", ".join(f"{name} {value}" for name, value in self.params.items())
-        limit = "" if self.max_tokens_limit is None else f"; no request gets more than {self.max_tokens_limit} tokens"
-        return f"{told}, by {self.source}{limit}"
 
 
 def _id_of(token: Any) -> Any:

@@ -12,7 +12,6 @@ import numpy as np
 
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
-from engine.types.request import EncoderInput
 
 Int32 = np.ndarray
 """A one-dimensional int32 array; shapes stand in the docstrings."""
@@ -29,9 +28,6 @@ class NewSlot(msgspec.Struct, kw_only=True):
         params: with `seed` filled in; the runner needs no other default.
         stop_token_ids: int32 [k]; ids that must not be drawn before `min_tokens` outputs.
         pooling: for a request that draws nothing and whose hidden states are pooled; None for one that generates.
-        encoder: its encoder input; None where it has none.
-        fills_encoder: this step computes the keys and values of the encoder's tokens, into the slot's blocks of each
-            "cross" table. False: they are there, or come with this step's copies and loads.
         cache_salt: requests with different salts share no cached pages, and nothing that is learned from their tokens.
     """
 
@@ -42,8 +38,6 @@ class NewSlot(msgspec.Struct, kw_only=True):
     params: SamplingParams
     stop_token_ids: Int32
     pooling: PoolingParams | None = None
-    encoder: EncoderInput | None = None
-    fills_encoder: bool = False
     cache_salt: str | None = None
 
 
@@ -85,6 +79,22 @@ class PageCopies(msgspec.Struct, kw_only=True):
     table: Int32
     source: Int32
     destination: Int32
+
+
+class ReusedTokens(msgspec.Struct, kw_only=True):
+    """Tokens of a step whose keys and values were computed in another sequence, see `engine.interfaces.evictor.Reuse`.
+
+    Args:
+        row, place: int32 [m]; of the plan, and which of its row's tokens: never the last one known.
+        position: int32 [m]; of each in that sequence.
+        source, destination: int64 [m]; slots of the one KV table, where they lie and where the step's own go.
+    """
+
+    row: Int32
+    place: Int32
+    position: Int32
+    source: np.ndarray
+    destination: np.ndarray
 
 
 class KnownTokens(msgspec.Struct, kw_only=True):
@@ -142,8 +152,9 @@ class StepPlan(msgspec.Struct, kw_only=True):
         known: None where nobody needs them.
         copies: of pages; None where there are none. A source may be a page that a row of this step writes to: it is
             read before.
-        sections: what parts of the core tell their halves in the workers, by driver. A connector's names pages, which
-            are saved and loaded before anything is computed. None where there is nothing to tell.
+        reuse: None where no token has any.
+        sections: what connectors tell their halves in the workers, by driver; b"" asks for news alone. None where
+            there is nothing to tell.
         masks_follow: rows are constrained by masks that may depend on tokens not seen yet. The forward pass runs at
             once; the step draws when `Executor.sample` brings the masks. Those of rows with drafts depend on the drafts
             too, which `Worker.drafts` tells.
@@ -162,6 +173,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     left_slots: LeftSlots | None = None
     known: KnownTokens | None = None
     copies: PageCopies | None = None
+    reuse: ReusedTokens | None = None
     sections: dict[str, bytes] | None = None
     masks_follow: bool = False
 
@@ -215,7 +227,7 @@ class LogprobRows(msgspec.Struct, kw_only=True):
     top_values: np.ndarray
 
 
-class PromptLogprobRows(msgspec.Struct, kw_only=True):
+class PromptLogprobRows(LogprobRows, kw_only=True):
     """Log probabilities of m prompt tokens, given those before them; ordered by row, then by position.
 
     Args:
@@ -224,12 +236,7 @@ class PromptLogprobRows(msgspec.Struct, kw_only=True):
         chosen, rank, top_ids, top_values: as in `LogprobRows`, for the prompt's own token.
     """
 
-    row: Int32
     position: Int32
-    chosen: np.ndarray
-    rank: Int32
-    top_ids: np.ndarray
-    top_values: np.ndarray
 
 
 class PooledRows(msgspec.Struct, kw_only=True):
@@ -260,8 +267,7 @@ class StepResult(msgspec.Struct, kw_only=True):
         num_drafts: int32 [R]; the drafts that the drafter found and the step computed, at most the plan's; None where
             the plan has none.
         prompt_logprobs: None where no row of this step computed prompt tokens and asked for theirs.
-        failed_pages: int32; pages that a connector should have filled for this step, and could not, on any rank; None
-            where there are none.
+        news: by connector, what its worker halves have to tell, of each rank that has something; None where none has.
         pooled: None where no row of this step has anything pooled.
         errors: by row: what a driver raised over it; None where none did.
     """
@@ -271,6 +277,6 @@ class StepResult(msgspec.Struct, kw_only=True):
     logprobs: LogprobRows | None = None
     num_drafts: Int32 | None = None
     prompt_logprobs: PromptLogprobRows | None = None
-    failed_pages: Int32 | None = None
+    news: dict[str, list[bytes]] | None = None
     pooled: PooledRows | None = None
     errors: dict[int, ErrorParts] | None = None

@@ -9,8 +9,8 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from engine.types.checks import MAX_INT, check_flags, check_ranges
-from engine.types.errors import InvalidRequestError, shown
+from engine.types.checks import MAX_INT, check_flags, check_ranges, invalid
+from engine.types.errors import InvalidRequestError
 
 T = TypeVar("T")
 
@@ -20,6 +20,18 @@ PoolingTask = Literal["embed", "token_embed", "classify"]
 Activation = Literal["softmax", "sigmoid", "identity"]
 
 _OPTIONAL = frozenset({"dimensions", "second_text_start"})
+
+_VECTORS = ("embed", "token_embed")
+_OF_TASKS = {
+    "pooling_type": (
+        ("embed",),
+        "only 'embed' has a choice: 'token_embed' pools nothing, a classifier pools as it was trained",
+    ),
+    "normalize": (_VECTORS, "it is for embeddings"),
+    "dimensions": (_VECTORS, "it is for embeddings"),
+    "use_activation": (("classify",), "embeddings have no activation"),
+}
+"""What a parameter goes with, and why it does not go with other tasks."""
 
 POOLING_TYPES: tuple[PoolingType, ...] = ("last", "cls", "mean")
 POOLING_TASKS: tuple[PoolingTask, ...] = ("embed", "token_embed", "classify")
@@ -54,26 +66,13 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name, known in (("task", POOLING_TASKS), ("pooling_type", POOLING_TYPES)):
             value = getattr(self, name)
             if value is not None and value not in known:
-                raise InvalidRequestError(f"{name}={shown(value)}", "there is no such one", f"use {_either(known)}")
+                raise invalid(name, value, "there is no such one", f"use {', '.join(map(repr, known))}")
         check_flags(self, "normalize", "use_activation", optional=True)
         check_ranges(self, {"dimensions": (1, MAX_INT), "second_text_start": (1, MAX_INT)}, _OPTIONAL)
-        if self.task in ("token_embed", "classify") and self.pooling_type is not None:
-            raise InvalidRequestError(
-                f"pooling_type={self.pooling_type!r} with task={self.task!r}",
-                "only 'embed' has a choice: 'token_embed' pools nothing, a classifier pools as it was trained",
-                "leave pooling_type out",
-            )
-        for name, value in (("normalize", self.normalize), ("dimensions", self.dimensions)):
-            if self.task == "classify" and value is not None:
-                raise InvalidRequestError(
-                    f"{name}={value!r} with task='classify'", "it is for embeddings", f"leave {name} out"
-                )
-        if self.task in ("embed", "token_embed") and self.use_activation is not None:
-            raise InvalidRequestError(
-                f"use_activation={self.use_activation} with task={self.task!r}",
-                "embeddings have no activation",
-                "leave it out, or use normalize",
-            )
+        for name, (tasks, found) in _OF_TASKS.items():
+            value = getattr(self, name)
+            if value is not None and self.task not in (None, *tasks):
+                raise InvalidRequestError(f"{name}={value!r} with task={self.task!r}", found, f"leave {name} out")
 
 
 class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,10 +102,6 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ("classify",) if self.num_labels else ("embed", "token_embed")
 
 
-def _either(names: tuple[str, ...]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
 @dataclass(slots=True)
 class PoolingOutput:
     """What `encode` gives.
@@ -117,37 +112,6 @@ class PoolingOutput:
     """
 
     data: np.ndarray
-
-
-@dataclass(slots=True)
-class EmbeddingOutput:
-    """What `embed` gives: the vector, as a list."""
-
-    embedding: list[float]
-
-    @property
-    def hidden_size(self) -> int:
-        """Its length."""
-        return len(self.embedding)
-
-
-@dataclass(slots=True)
-class ClassificationOutput:
-    """What `classify` gives: a number for each label (their sum is 1 where the activation is softmax)."""
-
-    probs: list[float]
-
-    @property
-    def num_classes(self) -> int:
-        """How many labels there are."""
-        return len(self.probs)
-
-
-@dataclass(slots=True)
-class ScoringOutput:
-    """What `score` gives: higher is more alike, or more relevant."""
-
-    score: float
 
 
 @dataclass(slots=True)
@@ -171,23 +135,3 @@ class PooledRequestOutput(Generic[T]):
 
 class PoolingRequestOutput(PooledRequestOutput[PoolingOutput]):
     """Of `encode`."""
-
-    __slots__ = ()
-
-
-class EmbeddingRequestOutput(PooledRequestOutput[EmbeddingOutput]):
-    """Of `embed`."""
-
-    __slots__ = ()
-
-
-class ClassificationRequestOutput(PooledRequestOutput[ClassificationOutput]):
-    """Of `classify`."""
-
-    __slots__ = ()
-
-
-class ScoringRequestOutput(PooledRequestOutput[ScoringOutput]):
-    """Of `score`."""
-
-    __slots__ = ()

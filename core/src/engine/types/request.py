@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
-
-
-class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the encoder of an encoder-decoder model reads for a request.
-
-    Args:
-        hash: of its content: requests with equal hashes may share the keys and values of its tokens.
-        num_tokens: that the encoder makes of it, at least 1.
-    """
-
-    hash: bytes
-    num_tokens: int
+from engine.types.retention import KVRetention
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -41,7 +31,9 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         timeout: seconds that it may take from its arrival in the core, waiting included; None for no limit.
         pooling: the request draws no token: it ends with its prompt, whose hidden states are pooled so. `params` then
             says nothing. Verified, with `task` and `pooling_type` filled in.
-        encoder: set by the frontend of encoder-decoder models, none of which is served yet; None for all others.
+        kv_transfer: for connectors that move keys and values between engines: what the client sent as
+            `kv_transfer_params`.
+        kv_retention: what becomes of its cached pages; several with `tokens` retain several beginnings.
     """
 
     request_id: str
@@ -55,7 +47,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     host_tokens: bool = False
     timeout: float | None = None
     pooling: PoolingParams | None = None
-    encoder: EncoderInput | None = None
+    kv_transfer: dict[str, Any] | None = None
+    kv_retention: tuple[KVRetention, ...] = ()
 
 
 class FinishReason(enum.StrEnum):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from engine.types.kv import KVLayout
-from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.parallel import Parallel, Place
 
 
@@ -33,8 +33,29 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     asked: bool = True
 
 
+class DraftStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft model, as `WorkerStart` has the model that it drafts for.
+
+    Args:
+        choices: of points checkpoint, model and quantization.
+        model: the description; its KV specs say which draft model it is, and whether its heads are divided.
+        files: where the weights lie.
+        parallel: of one rank where every worker has the whole.
+        shares: see `engine.interfaces.model.ModelContext`.
+        features: see `engine.interfaces.drafter.DraftModel`.
+    """
+
+    choices: tuple[Choice, ...]
+    model: ModelDescription
+    files: CheckpointFiles
+    parallel: Parallel = Parallel()
+    shares: frozenset[str] = frozenset()
+    features: int = 0
+
+
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a worker needs to build itself.
+    """Everything a worker needs to build itself. What is not named below is the setting of its name, see
+    `engine.config.declaration.EngineSettings`.
 
     Args:
         choices: the manifest's entries; every process checks them against what is installed.
@@ -42,11 +63,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         layout: the KV pool's form.
         dtype: "float32", "bfloat16", "float16" or "float64": of weights and activations.
         device: torch's device string, e.g. "cpu".
-        max_model_len: most tokens of one request.
-        max_num_seqs: slots.
-        max_num_batched_tokens: most tokens of one step.
         kv_cache_memory: bytes for this rank's pool; None asks the platform's memory profile.
-        num_kv_pages: overrides `kv_cache_memory`.
         parallel: over how many workers the model is divided.
         place: this worker's among them.
         rendezvous: a private directory where the ranks of one machine meet; the executor makes it. "" for one rank.
@@ -55,17 +72,13 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model from
             the same machine. What the machine has is shared by all; of several devices, this core's ranks are
             those from data_parallel_rank * parallel.world on.
-        swap_space: bytes of host memory for swapped pages, on each rank.
         kv_cache_dtype: of the pool's elements; None: `dtype`.
         memory_utilization: the share of the device's memory that the engine may take, weights and all; what the profile
             of a largest step leaves of it becomes pages, where neither pages nor their memory are given.
         hook_options: of hook plugins, by name: validated, as plain data.
         hook_plugins: those that listen in the core and in workers, which every process checks as it does `choices`;
             None: nobody said, and nothing is checked.
-        plugins: the list of plugins that may be used, as `--plugins` has it; "": all that are installed.
-        log_format: of the processes that are started for this engine, "text" or "json".
-        profile_dir: where profiles go that are taken between steps; None: none are taken.
-        batch_invariant: a row's results have to have the same bits in every batch; see `engine.plugin.Card`.
+        drafts: the drafter's models; the first one's sites are of model 1.
     """
 
     choices: tuple[Choice, ...]
@@ -94,6 +107,26 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"
     profile_dir: str | None = None
     batch_invariant: bool = False
+    drafts: tuple[DraftStart, ...] = ()
+
+    @property
+    def sites(self) -> tuple[KVSpec, ...]:
+        """Whose places the layout's groups name: the model's, and behind them those of its draft models."""
+        return sum((draft.model.sites for draft in self.drafts), self.model.sites)
+
+    def of_draft(self, draft: DraftStart) -> WorkerStart:
+        """What a worker would be told to build a draft model alone."""
+        theirs = {choice.point for choice in draft.choices} | {"quantization"}
+        others = tuple(choice for choice in self.choices if choice.point not in theirs)
+        place = self.place if draft.parallel == self.parallel else Place(rank=self.place.rank)
+        return msgspec.structs.replace(
+            self,
+            choices=(*others, *draft.choices),
+            model=draft.model,
+            files=draft.files,
+            parallel=draft.parallel,
+            place=place,
+        )
 
 
 class BrokenPlugin(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,18 +181,13 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
 
 class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine core needs to build itself: the launcher's decisions, and its workers' start message.
+    What is not named below is the setting of its name.
 
     Args:
         worker: of no rank yet: executors make each rank's of it, see `engine.interfaces.executor.rank_starts`.
         worker_class: "pkg.mod:Class" of the worker.
-        enable_prefix_caching: look prompts up in, and commit full blocks to, the prefix cache.
-        enable_jump_forward: compute together what constraints force.
-        in_flight: most steps under way at once.
-        prefix_caching_hash_algo: the hash function that names cached blocks, "xxhash" or "sha256".
         preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
-        long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         tokenizer_folder: where the tokenizer's files lie: grammars read its vocabulary.
-        grammar_warm_up: a core in a process of its own has its grammars ready before a request asks for one.
         step_timeout: seconds of silence after which a frontend takes a core in another process for hung.
     """
 
@@ -169,6 +197,8 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     enable_jump_forward: bool = True
     in_flight: int = 2
     prefix_caching_hash_algo: str = "xxhash"
+    max_kv_retention: float = 0.5
+    max_kv_retention_per_key: float = 0.25
     long_prefill_token_threshold: int = 0
     preemption_mode: str = "recompute"
     tokenizer_folder: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.types.checks import check_ids
+from engine.types.checks import check_count, check_ids, check_travels, invalid
 from engine.types.errors import InvalidRequestError, shown
 
 MAX_CHOICES = 1024
@@ -90,86 +90,65 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
         """Check that exactly one is set, and its type."""
         kinds = self.kinds
         if len(kinds) != 1:
-            raise InvalidRequestError(
-                f"structured_outputs with {' and '.join(kinds) if kinds else 'no constraint'}",
-                "exactly one constraint is taken",
-                f"set one of {', '.join(KINDS)}",
-            )
+            asked = f"structured_outputs with {' and '.join(kinds) if kinds else 'no constraint'}"
+            raise InvalidRequestError(asked, "exactly one constraint is taken", f"set one of {', '.join(KINDS)}")
         if self.start_after is not None:
             check_ids("structured_outputs.start_after", self.start_after, MAX_START, least=1)
         (kind,) = kinds
+        name = f"structured_outputs.{kind}"
         value: Any = getattr(self, kind)
         if self.choice is not None:
-            return self._verify_choice()
+            return _check_choice(name, value)
         wanted = {"json": (str, dict), "json_object": (bool,)}.get(kind, (str,))
         if not isinstance(value, wanted):
             names = " or ".join({str: "a text", dict: "a mapping", bool: "true"}[t] for t in wanted)
-            raise InvalidRequestError(f"structured_outputs.{kind}={shown(value)}", f"it is not {names}")
+            raise invalid(name, value, f"it is not {names}")
         if kind == "json" or kind == "structural_tag":
-            self._verify_json(kind, value)
+            _check_json(name, value, schema=kind == "json")
         elif isinstance(value, str):
-            _check_length(self.asked, len(value))
-            _check_unicode(kind, value)
-
-    def _verify_json(self, kind: str, value: Any) -> None:
-        if isinstance(value, dict):
-            try:
-                msgspec.msgpack.encode(value)
-                text: bytes | str = msgspec.json.encode(value)
-            except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                raise InvalidRequestError(
-                    f"structured_outputs.{kind}={shown(value)}", f"it holds what does not travel: {error}"
-                ) from error
-        else:
-            text = value
-        _check_length(f"structured_outputs.{kind}={shown(value)}", len(text))
-        try:
-            decoded = value if isinstance(value, dict) else msgspec.json.decode(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"structured_outputs.{kind}={shown(value)}", f"it is no JSON: {error}") from error
-        if not isinstance(decoded, dict) and not (kind == "json" and isinstance(decoded, bool)):
-            wanted = "a JSON schema: an object, true or false" if kind == "json" else "a JSON object"
-            raise InvalidRequestError(f"structured_outputs.{kind}={shown(value)}", f"it is not {wanted}")
-        if _deeper(decoded, MAX_DEPTH):
-            raise InvalidRequestError(
-                f"structured_outputs.{kind}={shown(value)}",
-                f"it is nested more than {MAX_DEPTH} deep",
-                "name parts of it under $defs and refer to them" if kind == "json" else "",
-            )
-
-    def _verify_choice(self) -> None:
-        choice = self.choice
-        if not isinstance(choice, list) or not all(isinstance(text, str) for text in choice):
-            raise InvalidRequestError(f"structured_outputs.choice={shown(choice)}", "it is not a list of texts")
-        if not choice or not all(choice):
-            raise InvalidRequestError(
-                f"structured_outputs.choice={shown(choice)}",
-                "there is nothing to write" if not choice else "an empty text is no choice",
-                "name at least one text, each with a character or more",
-            )
-        characters = sum(map(len, choice))
-        if len(choice) > MAX_CHOICES or characters > MAX_CHOICE_CHARACTERS:
-            raise InvalidRequestError(
-                f"structured_outputs.choice=[{len(choice)} texts of {characters} characters]",
-                f"at most {MAX_CHOICES} texts of {MAX_CHOICE_CHARACTERS} characters together are taken",
-                "send fewer or shorter ones",
-            )
-        for text in choice:
-            _check_unicode("choice", text)
+            _check_length(name, value, len(value))
+            _check_unicode(name, value)
 
 
-def _check_length(asked: str, characters: int) -> None:
+def _check_json(name: str, value: Any, schema: bool) -> None:
+    if isinstance(value, dict):
+        check_travels(name, value)
+    try:
+        text = msgspec.json.encode(value) if isinstance(value, dict) else value
+        decoded = value if isinstance(value, dict) or len(text) > MAX_CHARACTERS else msgspec.json.decode(text)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise invalid(name, value, f"it is no JSON: {error}") from error
+    _check_length(name, value, len(text))
+    if not isinstance(decoded, dict) and not (schema and isinstance(decoded, bool)):
+        wanted = "a JSON schema: an object, true or false" if schema else "a JSON object"
+        raise invalid(name, value, f"it is not {wanted}")
+    if _deeper(decoded, MAX_DEPTH):
+        remedy = "name parts of it under $defs and refer to them" if schema else ""
+        raise invalid(name, value, f"it is nested more than {MAX_DEPTH} deep", remedy)
+
+
+def _check_choice(name: str, choice: Any) -> None:
+    if not isinstance(choice, list) or not all(isinstance(text, str) for text in choice):
+        raise invalid(name, choice, "it is not a list of texts")
+    if not choice or not all(choice):
+        found = "an empty text is no choice" if choice else "there is nothing to write"
+        raise invalid(name, choice, found, "name at least one text, each with a character or more")
+    check_count(name, len(choice), MAX_CHOICES, "texts")
+    check_count(name, sum(map(len, choice)), MAX_CHOICE_CHARACTERS, "characters together")
+    for text in choice:
+        _check_unicode(name, text)
+
+
+def _check_length(name: str, value: object, characters: int) -> None:
     if characters > MAX_CHARACTERS:
-        raise InvalidRequestError(asked, f"it has {characters} characters; at most {MAX_CHARACTERS} are taken")
+        raise invalid(name, value, f"it has {characters} characters; at most {MAX_CHARACTERS} are taken")
 
 
-def _check_unicode(kind: str, text: str) -> None:
+def _check_unicode(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"structured_outputs.{kind}={shown(text)}", f"it is no valid Unicode text: {error}"
-        ) from error
+        raise invalid(name, text, f"it is no valid Unicode text: {error}") from error
 
 
 def _deeper(value: Any, depth: int) -> bool:

@@ -1,4 +1,4 @@
-"""`engine bench latency | throughput | serve`: how fast is it?"""
+"""`engine bench latency | throughput | serve | speculation | kv`: how fast is it?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from engine.embedding import add_engine_flags, add_positional_model, add_settings
 from engine.plugin.card import Command
 from engine.types.errors import ConfigError
 from engine_bench.kinds import (
@@ -22,6 +21,7 @@ from engine_bench.kinds import (
     settings_of,
 )
 from engine_bench.settings import BenchSettings
+from engine_kit.flags import add_engine_flags, add_positional_model, add_settings
 
 if TYPE_CHECKING:
     from engine.embedding import Merged
@@ -194,8 +194,83 @@ def _seconds(arguments: argparse.Namespace, name: str) -> float | None:
     return None if value is None else value / 1e3
 
 
+# -- speculation -------------------------------------------------------------------------------------------------------
+def _speculation_flags(parser: argparse.ArgumentParser) -> None:
+    add_positional_model(parser)
+    group = parser.add_argument_group("measurement", "one stream, greedy, over prompts that come with this package")
+    group.add_argument(
+        "--draft", action="append", default=[], metavar="NAME,option=value,...",
+        help="a drafter to measure, with options of its own; may be repeated; or none (default: all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--num-tokens", default="2,4,8", metavar="N,...", help="numbers of drafts, but of trees (default: 2,4,8)"
+    )
+    group.add_argument(
+        "--right", default="0.8", metavar="P,...",
+        help="shares of right drafts, of a drafter that knows the answers and makes mistakes; or none (default: 0.8)",
+    )  # fmt: skip
+    add_count(group, "--output-len", 96, "tokens of an answer at most")
+    group.add_argument("--plot", metavar="FILE", help="draw the speeds to this PNG (needs matplotlib)")
+    add_engine_flags(parser)
+
+
+def _speculation(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine_bench.speculation import SpeculationOptions, measure_speculation, parse_drafters
+
+    numbers = _numbers(arguments.num_tokens, "--num-tokens", 1, 64)
+    if not all(number.is_integer() for number in numbers):
+        raise ConfigError(
+            f"--num-tokens {arguments.num_tokens}", "drafts are whole", "write whole numbers from 1 to 64"
+        )
+    options = SpeculationOptions(
+        drafters=parse_drafters(arguments.draft),
+        num_tokens=sorted({int(number) for number in numbers}),
+        right=[] if arguments.right == "none" else sorted(set(_numbers(arguments.right, "--right", 0, 1))),
+        output_len=arguments.output_len,
+        plot=getattr(arguments, "plot", None),
+    )
+    return measure_speculation(settings_of(merged), options)
+
+
+def _numbers(text: str, flag: str, low: float, high: float) -> list[float]:
+    """Read "0.5,0.8". Raises ConfigError naming the flag."""
+    try:
+        found = [float(one) for one in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(low <= number <= high for number in found):
+        raise ConfigError(f"{flag} {text}", "these are no such numbers", f"write numbers from {low} to {high}")
+    return found
+
+
+# -- kv ----------------------------------------------------------------------------------------------------------------
+def _kv_flags(parser: argparse.ArgumentParser) -> None:
+    add_positional_model(parser)
+    group = parser.add_argument_group("measurement", "one stream, an engine for each tier, all open at once")
+    group.add_argument(
+        "--tiers", metavar="NAME,...", help="computed,device,host,file,redis,tcp,tcp-push (default: all that there are)"
+    )
+    add_count(group, "--prompt-len", 2048, "tokens of a prompt whose keys and values are kept")
+    add_count(group, "--question-len", 16, "tokens behind them, others each time")
+    add_count(group, "--turns", 5, "turns in which everything is measured once")
+    add_number(group, "--max-seconds", 600.0, "seconds after which no further turn begins")
+    group.add_argument("--redis-url", default="redis://localhost:6379/0", metavar="URL", help="of the Redis server")
+    add_engine_flags(parser)
+
+
+def _kv(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine_bench.kv import KVOptions, measure_kv
+
+    tiers = getattr(arguments, "tiers", None)
+    names = ("prompt_len", "question_len", "turns", "max_seconds", "redis_url")
+    options = KVOptions(tiers=tiers and tiers.split(","), **{name: getattr(arguments, name) for name in names})
+    return measure_kv(settings_of(merged), options)
+
+
 _KINDS = {
     "latency": Kind(_latency, _latency_flags, "one stream at a time: time to first token, time per token"),
     "throughput": Kind(_throughput, _throughput_flags, "a whole batch offline: requests and tokens per second"),
     "serve": Kind(_serve, _serve_flags, "a server under load that does not wait for it (open loop)"),
+    "speculation": Kind(_speculation, _speculation_flags, "what each drafter brings: acceptance, cost, tokens/s"),
+    "kv": Kind(_kv, _kv_flags, "time to first token of prompts whose KV cache is kept, by where"),
 }

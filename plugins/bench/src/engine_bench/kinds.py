@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.embedding import EngineSettings, command_settings, name_positional_model
+from engine.embedding import EngineSettings
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
 from engine_bench.settings import BenchSettings
+from engine_kit.flags import command_settings, name_positional_model
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig, Merged

@@ -28,22 +28,25 @@ class RunningServer(NamedTuple):
 
 
 @contextmanager
-def own_server(flags: Sequence[str], program: Sequence[str] = ("engine",)) -> Iterator[RunningServer]:
+def own_server(
+    flags: Sequence[str], program: Sequence[str] = ("engine",), command: str = "serve"
+) -> Iterator[RunningServer]:
     """Start a server, and stop it at the end, however that comes.
 
     Args:
         flags: of `engine serve`.
         program: the module that is run as `engine`, and what it takes before its command.
+        command: of it, "serve" or "route".
 
     Raises:
         EngineError: it ended before it served; what it printed is told.
     """
-    command = [sys.executable, "-m", *program, "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
+    line = [sys.executable, "-m", *program, command, *flags, "--host", "127.0.0.1", "--port", "0"]
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         with tempfile.TemporaryFile() as output:
             # Its output goes to a file: a pipe that nobody reads would fill up and stop it.
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             try:
                 yield RunningServer(_wait_until_it_serves(process, output), process.pid)
             finally:

@@ -80,5 +80,5 @@ def open_session(config: EngineConfig) -> Iterator[Session]:
     with LLMEngine.from_engine_args(config) as engine:
         plan, ready = engine.plan, engine.client.worker
         assert plan is not None
-        own_head = any((choice.point, choice.kind) == ("quantization", "head") for choice in plan.manifest.choices)
+        own_head = any((choice.point, choice.kind) == ("quantization", "head") for choice in plan.start.worker.choices)
         yield Session(engine, plan, ready, Counter(plan.model, ready, plan.start.worker.dtype, own_head))

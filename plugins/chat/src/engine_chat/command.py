@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.embedding import (
+from engine.plugin.card import Command
+from engine.types.errors import ConfigError, InvalidRequestError
+from engine_chat.sampling_flags import add_sampling_flags, sampling_keywords
+from engine_chat.settings import ChatSettings
+from engine_kit.flags import (
     add_engine_flags,
     add_positional_model,
     add_settings,
     command_settings,
     name_positional_model,
 )
-from engine.plugin.card import Command
-from engine.types.errors import ConfigError, InvalidRequestError
-from engine_chat.sampling_flags import add_sampling_flags, sampling_keywords
-from engine_chat.settings import ChatSettings
 
 if TYPE_CHECKING:
     from engine.embedding import Merged

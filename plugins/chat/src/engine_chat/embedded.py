@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from engine.embedding import DeferredInterrupt, LLMEngine, OutputKind
+from engine.embedding import LLMEngine, OutputKind
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
 from engine_chat.backend import Message, Piece
+from engine_kit.deferred_interrupt import DeferredInterrupt
 
 PATIENCE = 2
 """Ctrl-C's that wait for the end of a step; one more leaves the program in the middle of it."""
@@ -31,11 +32,11 @@ class EmbeddedBackend:
         self._ids = itertools.count()
         self.limited = params.max_tokens is not None
         params.verify()
-        engine.frontend.inputs.chat.render([{"role": "user", "content": "?"}])
+        engine.frontend.inputs.render_chat([{"role": "user", "content": "?"}])
 
     def answer(self, messages: Sequence[Message]) -> Iterator[Piece]:
         engine, request_id = self._engine, f"chat-{next(self._ids)}"
-        prompt = engine.frontend.inputs.chat.render(messages)
+        prompt = engine.frontend.inputs.render_chat(messages)
         with DeferredInterrupt(PATIENCE) as interrupt:
             engine.add_request(request_id, prompt, self._params, output_kind=OutputKind.DELTA)
             try:

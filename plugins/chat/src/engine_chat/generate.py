@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from engine.embedding import add_engine_flags, command_settings
 from engine.plugin.card import Command
 from engine.types.errors import InvalidRequestError
 from engine_chat.answers import printable, why_empty
 from engine_chat.sampling_flags import DEFAULT_MAX_TOKENS, add_sampling_flags, sampling_keywords
+from engine_kit.flags import add_engine_flags, command_settings
 
 if TYPE_CHECKING:
     from engine.embedding import LLMEngine, Prompt
@@ -63,7 +63,7 @@ class GenerateCommand(Command):
 
 def as_message(engine: LLMEngine, prompt: str) -> Prompt:
     """The prompt as a user's message, by the chat template. Raises TokenizerError where there is none."""
-    return engine.frontend.inputs.chat.render([{"role": "user", "content": prompt}])
+    return engine.frontend.inputs.render_chat([{"role": "user", "content": prompt}])
 
 
 def _empty(engine: LLMEngine, ended: CompletionOutput, chat: bool) -> str:

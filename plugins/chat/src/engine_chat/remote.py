@@ -14,10 +14,8 @@ from engine_chat.backend import Message, Piece
 CONNECT_SECONDS = 10.0
 
 
-class ServerError(EngineError):
+class ServerError(EngineError, code="server_error"):
     """The server cannot be reached, refuses a request, or answers what cannot be understood."""
-
-    code = "server_error"
 
 
 class RemoteBackend:

@@ -43,7 +43,9 @@ private:
     // The keys that a token sees, of its row of n tokens of which it is the t-th; none where its kv_index is -1.
     void look(std::size_t token, std::int64_t t, std::int64_t n, QueryRow& row) const {
         const std::int64_t last = a_.kv_index != nullptr ? a_.kv_index[token] : n - 1;
-        row.begin = a_.window ? std::max<std::int64_t>(0, last - a_.window + 1) : 0;
+        row.hidden = a_.hidden != nullptr ? a_.hidden[token] : 0;
+        const std::int64_t position = last - __builtin_popcountll(row.hidden);
+        row.begin = a_.window ? std::max<std::int64_t>(0, position - a_.window + 1) : 0;
         row.end = last + 1;
         row.position = a_.kv_index != nullptr ? last : t;
     }

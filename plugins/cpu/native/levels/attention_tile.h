@@ -32,6 +32,7 @@ inline void with_constant(std::size_t n, F&& f) {
 struct QueryRow {
     std::int64_t begin, end;  // of the keys that it sees
     std::int64_t position;    // its own
+    std::uint64_t hidden;     // bit b: it does not see key end - 1 - b
     float slope;              // of its head, times LOG2E
 };
 
@@ -301,6 +302,10 @@ private:
         };
         if (from < begin) hide(from);
         if (end < to) hide(to - WIDTH);
+        for (std::uint64_t bits = rows_[i].hidden; bits; bits &= bits - 1) {
+            const std::int64_t place = rows_[i].end - 1 - __builtin_ctzll(bits) - key;
+            if (place >= static_cast<std::int64_t>(begin) && place < static_cast<std::int64_t>(end)) s[place] = -INFINITE;
+        }
         Vec largest_of = splat(-INFINITE);
         for (std::size_t j = from; j < to; j += WIDTH) largest_of = maximum(largest_of, Vec::load(s + j));
         const float factor = plain_ ? scale_ : 1.0f;

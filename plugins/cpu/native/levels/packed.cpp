@@ -15,26 +15,47 @@ constexpr std::size_t MOST = 2;  // 16 sums, beside 8 registers of weights, in 3
 constexpr std::size_t MOST = 1;
 #endif
 
+// What a register of weights is multiplied as, and with what of x: for each unit of a row one word in each plane.
 struct OfFloats {
     using Element = float;
-    static Floats step(Floats sum, Words w, Words x) { return Floats::fma(w.as_floats(), x.as_floats(), sum); }
+    using Weights = Words;
+    static constexpr std::size_t PLANES = 1;
+    static Weights widened(Words w) { return w; }
+    static Floats step(Floats sum, Weights w, const Floats* x) { return Floats::fma(w.as_floats(), x[0], sum); }
 };
 
+#if defined(__AVX512BF16__) || (defined(ENGINE_CPU_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
 struct OfPairs {
     using Element = bf16;
-    static Floats step(Floats sum, Words w, Words x) {
+    using Weights = Words;
+    static constexpr std::size_t PLANES = 1;
+    static Weights widened(Words w) { return w; }
+    static Floats step(Floats sum, Weights w, const Floats* x) {
 #if defined(__AVX512BF16__)
-        return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(x.v))};
-#elif defined(ENGINE_CPU_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-        return {vbfdotq_f32(sum.v, vreinterpretq_bf16_u32(w.v), vreinterpretq_bf16_u32(x.v))};
+        return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(x[0].v))};
 #else
-        return Floats::fma(w.later(), x.later(), Floats::fma(w.earlier(), x.earlier(), sum));
+        return {vbfdotq_f32(sum.v, vreinterpretq_bf16_u32(w.v), vreinterpretq_bf16_f32(x[0].v))};
 #endif
     }
 };
+#else
+// A pair's elements in float32: those of x in two planes, widened once for all panels.
+struct OfPairs {
+    using Element = bf16;
+    struct Weights {
+        Floats earlier, later;
+    };
+    static constexpr std::size_t PLANES = 2;
+    static Weights widened(Words w) { return {w.earlier(), w.later()}; }
+    static Floats step(Floats sum, Weights w, const Floats* x) {
+        return Floats::fma(w.later, x[1], Floats::fma(w.earlier, x[0], sum));
+    }
+};
+#endif
 
 template <typename How>
 struct Product {
+    static constexpr std::size_t PLANES = How::PLANES;
     const Layout& layout;
     const std::uint8_t* weight;
     const std::uint8_t* words;  // of x
@@ -42,19 +63,21 @@ struct Product {
 
     template <std::size_t MR>
     void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
-        const std::size_t units = layout.units();
+        const std::size_t units = layout.units(), plane = units * MR * 4;
         const std::uint8_t* w = weight + panel * layout.panel_bytes();
-        const std::uint8_t* x = words + row * units * 4;
+        const std::uint8_t* x = words + row * units * 4 * How::PLANES;
         Floats sums[MR][VECTORS];
         for (auto& of_row : sums)
             for (Floats& sum : of_row) sum = Floats::zero();
         for (std::size_t u = 0; u < units; ++u, w += PANEL * 4, x += MR * 4) {
             fetch.unit<PANEL * 4>();
-            Words right[VECTORS];
-            for (std::size_t v = 0; v < VECTORS; ++v) right[v] = Words::load(w + v * Words::LANES * 4);
+            typename How::Weights right[VECTORS];
+            for (std::size_t v = 0; v < VECTORS; ++v) right[v] = How::widened(Words::load(w + v * Words::LANES * 4));
 #pragma GCC unroll 12
             for (std::size_t m = 0; m < MR; ++m) {
-                const Words left = Words::all(load_word(x + m * 4));
+                Floats left[How::PLANES];
+                for (std::size_t p = 0; p < How::PLANES; ++p)
+                    left[p] = Words::all(load_word(x + p * plane + m * 4)).as_floats();
 #pragma GCC unroll 8
                 for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = How::step(sums[m][v], right[v], left);
             }
@@ -65,11 +88,13 @@ struct Product {
 
 // Word u of row m, of `size` rows of `count` words, to word u * size + m.
 void interleave(const std::uint8_t* rows, std::size_t stride, std::size_t size, std::size_t count, std::uint8_t* to) {
-    constexpr std::size_t SOME = 4;
-    std::size_t u = 0;
+    constexpr std::size_t SOME = 4;  // words of a row that are written together, and rows of a transposition
+    std::size_t transposed = 0;      // rows
 #if defined(__AVX2__)
-    for (; size % SOME == 0 && u + SOME <= count; u += SOME)
-        for (std::size_t m = 0; m < size; m += SOME) {
+    transposed = size / SOME * SOME;
+    const std::size_t whole = count / SOME * SOME;
+    for (std::size_t u = 0; u < whole; u += SOME)
+        for (std::size_t m = 0; m < transposed; m += SOME) {
             __m128 four[SOME];
             for (std::size_t i = 0; i < SOME; ++i)
                 four[i] = _mm_loadu_ps(reinterpret_cast<const float*>(rows + (m + i) * stride + u * 4));
@@ -78,10 +103,26 @@ void interleave(const std::uint8_t* rows, std::size_t stride, std::size_t size, 
                 _mm_storeu_ps(reinterpret_cast<float*>(to + ((u + i) * size + m) * 4), four[i]);
         }
 #endif
-    for (std::size_t begin = u; begin < count; begin += SOME)  // what is written together lies together
-        for (std::size_t m = 0; m < size; ++m)
-            for (u = begin; u < std::min(count, begin + SOME); ++u)
+    for (std::size_t begin = 0; begin < count; begin += SOME)
+        for (std::size_t m = begin + SOME <= count ? transposed : 0; m < size; ++m)
+            for (std::size_t u = begin; u < std::min(count, begin + SOME); ++u)
                 std::memcpy(to + (u * size + m) * 4, rows + m * stride + u * 4, 4);
+}
+
+// The words of a tile, which lie in its last plane, to both.
+void widen_pairs(std::uint8_t* tile, std::size_t count) {
+    std::uint8_t* pairs = tile + count * 4;
+    std::size_t i = 0;
+    for (; i + Words::LANES <= count; i += Words::LANES) {
+        const Words both = Words::load(pairs + i * 4);
+        both.earlier().store(reinterpret_cast<float*>(tile + i * 4));
+        both.later().store(reinterpret_cast<float*>(pairs + i * 4));
+    }
+    for (; i < count; ++i) {
+        const std::uint32_t word = load_word(pairs + i * 4), earlier = word << 16, later = word & 0xffff0000u;
+        std::memcpy(tile + i * 4, &earlier, 4);
+        std::memcpy(pairs + i * 4, &later, 4);
+    }
 }
 
 template <typename How>
@@ -92,19 +133,21 @@ void multiply(const Packed& a, int threads) {
     const auto* x = static_cast<const T*>(a.x);
     const std::size_t units = layout.units(), whole = layout.inputs / EACH;
     auto* words = static_cast<std::uint8_t*>(a.scratch);
-    const bool as_it_lies = a.rows == 1 && whole == units;  // one row's words lie in order already
+    const bool as_it_lies = a.rows == 1 && whole == units && How::PLANES == 1;  // one row's words lie in order already
     const Product<How> product{layout, static_cast<const std::uint8_t*>(a.weight),
                                as_it_lies ? static_cast<const std::uint8_t*>(a.x) : words,
                                {static_cast<T*>(a.out), layout.outputs, a.bias}};
     over_panels<MOST>(layout, a.weight, a.rows, product, threads, [&](std::size_t row, std::size_t size) {
         if (as_it_lies) return;
-        std::uint8_t* tile = words + row * units * 4;
+        std::uint8_t* first = words + row * units * 4 * How::PLANES;
+        std::uint8_t* tile = first + size * units * 4 * (How::PLANES - 1);
         interleave(reinterpret_cast<const std::uint8_t*>(x + row * a.x_stride), a.x_stride * sizeof(T), size, whole, tile);
-        if (whole == units) return;
-        for (std::size_t m = 0; m < size; ++m) {
-            std::memset(tile + (whole * size + m) * 4, 0, 4);
-            std::memcpy(tile + (whole * size + m) * 4, x + (row + m) * a.x_stride + whole * EACH, sizeof(T));
-        }
+        if (whole < units)
+            for (std::size_t m = 0; m < size; ++m) {
+                std::memset(tile + (whole * size + m) * 4, 0, 4);
+                std::memcpy(tile + (whole * size + m) * 4, x + (row + m) * a.x_stride + whole * EACH, sizeof(T));
+            }
+        if (How::PLANES > 1) widen_pairs(first, size * units);
     });
 }
 

@@ -1,7 +1,7 @@
 // The way over packed weights (packing.h) that all formats share.
 //
 // Rows are cut into tiles of at most MOST; of a tile, unit u of row m lies at word u * (rows of the tile) + m of the
-// scratch memory, so that a kernel goes through it and through a panel in one sweep each. A format's tile kernel holds
+// scratch memory, or of each plane of it, so that a kernel goes through it and through a panel in one sweep each. A format's tile kernel holds
 // sums of 32 outputs of each of its rows in registers and adds up unit after unit: the same order for every tile, so a
 // row's result has the same bits whatever rows stand beside it.
 //
@@ -22,12 +22,12 @@ namespace engine_cpu::ENGINE_CPU_LEVEL {
 constexpr std::size_t VECTORS = PANEL / Words::LANES;  // registers that hold a unit of a panel
 constexpr std::size_t CHUNK = std::size_t{384} << 10;  // bytes of rows that stay in a core's second-level cache
 
-// Rows of the tile at `row` of `rows`; the same decomposition everywhere.
+// Rows of the first tile of `left`; the same decomposition everywhere. Up to 8 rows, a decode and its drafts, are one
+// tile: a panel is read once for all of them.
 template <std::size_t MOST>
 constexpr std::size_t tile_rows(std::size_t left) {
-    for (std::size_t size : {std::size_t{12}, std::size_t{8}, std::size_t{4}, std::size_t{2}})
-        if (size <= MOST && size <= left) return size;
-    return 1;
+    if (MOST >= 12 && left >= 12) return 12;
+    return std::min({left, MOST, std::size_t{8}});
 }
 
 // Calls body(row, rows of the tile) for the tiles of rows [begin, end).
@@ -41,17 +41,13 @@ void over_tiles(std::size_t begin, std::size_t end, Body&& body) {
 }
 
 // Calls kernel.template tile<MR>(panel, row, fetch) with the tile's size as a constant.
-template <std::size_t MOST, typename Kernel>
+template <std::size_t MOST, std::size_t MR = MOST, typename Kernel>
 void tile(const Kernel& kernel, std::size_t panel, std::size_t row, std::size_t size, Fetch fetch) {
-    if constexpr (MOST >= 12)
-        if (size == 12) return kernel.template tile<12>(panel, row, fetch);
-    if constexpr (MOST >= 8)
-        if (size == 8) return kernel.template tile<8>(panel, row, fetch);
-    if constexpr (MOST >= 4)
-        if (size == 4) return kernel.template tile<4>(panel, row, fetch);
-    if constexpr (MOST >= 2)
-        if (size == 2) return kernel.template tile<2>(panel, row, fetch);
-    return kernel.template tile<1>(panel, row, fetch);
+    if constexpr (MR > 1) {
+        constexpr std::size_t SMALLER = MR > 8 ? 8 : MR - 1;
+        if (size < MR) return tile<MOST, SMALLER>(kernel, panel, row, size, fetch);
+    }
+    kernel.template tile<MR>(panel, row, fetch);
 }
 
 // prepare(row, size) for every tile of rows, then every tile of every panel of `weight`.
@@ -65,7 +61,8 @@ void over_panels(const Layout& layout, const void* weight, std::size_t rows, con
     });
     const auto* first_panel = static_cast<const std::uint8_t*>(weight);
     const std::size_t panels = layout.panels(), bytes = layout.panel_bytes(), units = layout.units();
-    const std::size_t chunk = std::max<std::size_t>(1, CHUNK / std::max<std::size_t>(1, units * 4) / WHOLE) * WHOLE;
+    const std::size_t row_bytes = std::max<std::size_t>(1, units * 4 * Kernel::PLANES);
+    const std::size_t chunk = std::max<std::size_t>(1, CHUNK / row_bytes / WHOLE) * WHOLE;
     const std::size_t chunks = (rows + chunk - 1) / chunk, last_chunk = (chunks - 1) * chunk;
     const auto address = [&](std::size_t index) { return first_panel + index % panels * bytes; };
     const auto compute = [&](std::size_t panel, std::size_t begin, std::size_t end, const std::uint8_t* next) {

@@ -16,6 +16,7 @@ constexpr std::size_t MOST_INT8 = 1, MOST_INT4 = 1;
 
 template <typename T>
 struct Int8 {
+    static constexpr std::size_t PLANES = 1;
     const Packed& a;
     RoundedRows rows;
     Output<T> out;
@@ -52,6 +53,7 @@ struct Int8 {
 
 template <typename T>
 struct Int4 {
+    static constexpr std::size_t PLANES = 1;
     const Packed& a;
     RoundedRows rows;
     Output<T> out;

@@ -148,7 +148,8 @@ public:
 private:
     std::size_t bin_of(float logit) const {
         const float place = (top_ - logit) / temperature_ * BINS_A_UNIT;
-        return place < static_cast<float>(BINS - 1) ? static_cast<std::size_t>(place) : BINS - 1;  // NaN: the last
+        if (!(place < static_cast<float>(BINS - 1))) return BINS - 1;  // what is not a number, too
+        return place > 0.0f ? static_cast<std::size_t>(place) : 0;  // beside NaN the top may not be the largest
     }
 
     void collect(std::size_t bin, float least, float floor, std::vector<Candidate>& found) const {

@@ -201,8 +201,13 @@ class Attention:
         window: int,
         sinks: int,
         slopes: int,
+        hidden: int = 0,
     ) -> None:
-        """lse, kv_index, sinks, slopes: 0 for none; soft_cap, window: 0 for none."""
+        """lse, kv_index, sinks, slopes, hidden: 0 for none; soft_cap, window: 0 for none."""
+
+    @staticmethod
+    def move(cache: PagedCache, source: int, destination: int, count: int) -> None:
+        """source, destination: int64 [count]."""
 
 def uniform(seed: int, position: int, purpose: int) -> float:
     """The engine's random number in [0, 1), see `engine.interfaces.ops`. seed: the bits of the uint64."""

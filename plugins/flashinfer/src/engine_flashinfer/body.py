@@ -80,6 +80,11 @@ class FlashInferBody:
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
         write_pages(k, v, cache.k, cache.v, plan.slot_mapping)
 
+    def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `engine.interfaces.attention.AttentionBackend.read`."""
+        where = (slots // group.tokens_per_block, slots % group.tokens_per_block)
+        return cache.k[where], cache.v[where]
+
     def forward(
         self,
         layer: AttentionLayer,

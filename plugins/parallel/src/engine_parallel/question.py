@@ -21,7 +21,7 @@ class Question:
         dp_ranks: who is asked.
 
     Attributes:
-        answer: statistics summed over the ranks, as plain data; lists (page maps, the files of profiles) as one; of
+        answer: statistics summed over the ranks, as plain data; lists (page maps, the answers of workers) as one; of
             other answers, which are all alike, the first. An EngineError where a core refuses, or none has answered.
     """
 
@@ -69,6 +69,6 @@ class Question:
         values = [answer.result() for answer in several]
         if self._method == "stats" and len(values) > 1:
             return msgspec.to_builtins(merge_stats([msgspec.convert(value, StepStats) for value in values]))
-        if self._method in ("page_maps", "stop_profile"):
+        if self._method == "page_maps" or self._method.startswith("worker."):  # of each core, or of each rank
             return [one for value in values for one in value]
         return values[0]

@@ -255,4 +255,11 @@ def ended(*names: str) -> list[CoreOutput]:
 
 
 def stats(**fields: Any) -> StepStats:
-    return StepStats(**(dict.fromkeys(StepStats.__struct_fields__, 0) | {"hook_failures": ()} | fields))
+    blank = dict.fromkeys(StepStats.__struct_fields__, 0) | {
+        "hook_failures": (),
+        "accepted_drafts_at": (),
+        "kv_connectors": (),
+        "retained_pages": (),
+        "retention_events": (),
+    }
+    return StepStats(**(blank | fields))

@@ -321,7 +321,10 @@ def test_calls_go_to_all_and_are_merged() -> None:
     one.answer(), two.answer()
     assert answer.result() is None and several.router.resets == 1
     answer = asked("page_maps")
-    two.answer([PageMap(holders=b"\2", cached=b"\1")]), one.answer([PageMap(holders=b"\0", cached=b"\1")])
+    (
+        two.answer([PageMap(holders=b"\2", cached=b"\1", retained=b"\0")]),
+        one.answer([PageMap(holders=b"\0", cached=b"\1", retained=b"\1")]),
+    )
     maps = msgspec.convert(answer.result(), list[PageMap])
     assert [(told.holders, told.cached) for told in maps] == [(b"\0", b"\1"), (b"\2", b"\1")]
     answer = asked("check_integrity")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from engine import EngineArgs
-from engine.frontend.assemble import start_in_process
 from engine.frontend.launch import launch
 from engine.plugin import Registry
 from engine.plugin.candidate import Candidate
@@ -24,8 +23,6 @@ def test_a_router_without_ranks_is_refused() -> None:
         launch(EngineArgs(model="tiny", data_parallel_size=2, router="prefix_aware", enable_prefix_caching=False))
     plan = launch(EngineArgs(model="tiny", data_parallel_size=2))
     assert [selection.candidate.name for selection in plan.chosen(ROUTER)] == ["least_loaded"]
-    with pytest.raises(ConfigError, match="data_parallel_size=2"):
-        start_in_process(plan)
 
 
 def test_without_this_package_it_is_named() -> None:

@@ -9,17 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from engine import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from engine import LLM, SamplingParams, StructuredOutputsParams
 from engine.types.errors import EngineDeadError, InvalidRequestError
 from engine.types.outputs import RequestOutput
+from engine_kit.beam_search import BeamSearchParams
 from engine_parallel.client import ParallelClient
 
 SETTINGS: dict[str, Any] = {"model": "tiny", "dtype": "float64", "max_num_seqs": 8, "kv_cache_memory": "16MiB"}
+ROOT = Path(__file__).parents[4]
 PROMPTS = [f"Once upon a time there were {i} bears. " * (1 + i % 4) for i in range(14)]
 
 
@@ -128,7 +131,7 @@ def _one_by_one(llm: LLM, prompts: list[str]) -> list[RequestOutput]:
 
 def test_a_rank_that_dies_costs_time_alone(one: LLM, two: LLM) -> None:
     """Whole outputs are computed anew elsewhere, n of a prompt too; the next call runs on what is left."""
-    asked = [SamplingParams(temperature=0.8, seed=i, n=1 + i % 2, max_tokens=60, ignore_eos=True) for i in range(14)]
+    asked = [SamplingParams(temperature=0.8, seed=i, n=1 + i % 2, max_tokens=40, ignore_eos=True) for i in range(14)]
     expected = tokens(one.generate(PROMPTS, asked, use_tqdm=False))
     client = client_of(two)
     engine = two.llm_engine
@@ -194,11 +197,17 @@ llm.generate({PROMPTS!r}, SamplingParams(max_tokens=1500 if len(sys.argv) > 1 el
 """
 
 
+@pytest.mark.parametrize("plainly", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("end", ["by itself", "killed"])
-def test_a_script_leaves_nothing_behind(end: str) -> None:
-    """It needs no `__main__` guard and no shutdown, and may be killed."""
-    arguments = ["long"] if end == "killed" else []
-    with subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], stdout=subprocess.PIPE, text=True) as script:
+def test_a_script_leaves_nothing_behind(
+    request: pytest.FixtureRequest, end: str, plainly: bool, tmp_path: Path
+) -> None:
+    """It needs no `__main__` guard and no shutdown, and may be killed. Plainly: three processes import torch."""
+    if plainly:
+        request.getfixturevalue("plain_processes")
+    (file := tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "tests.script", str(file), *(["long"] if end == "killed" else [])]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as script:
         assert script.stdout is not None
         ranks = [psutil.Process(int(pid)) for pid in script.stdout.readline().split()]
         assert len(ranks) == 2

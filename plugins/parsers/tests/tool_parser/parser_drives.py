@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.interfaces.context import FrontContext
-from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, ToolEvent, ToolParser
+from engine.interfaces.tool_parser import BrokenCall, FunctionTool, ToolCallDelta, ToolEvent, ToolParser
 from engine.plugin import Registry, load_body
 from engine.types.model import CheckpointFiles, ModelDescription
-from engine.types.tools import FunctionTool
 
 TOOLS = [
     FunctionTool(

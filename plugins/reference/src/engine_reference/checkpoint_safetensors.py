@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine import modeling
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.types.errors import ModelNotFoundError
 from engine.types.model import CheckpointFiles
@@ -74,4 +73,6 @@ class SafetensorsReader:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Stream (name, host tensor in the file's dtype)."""
-        return modeling.read_safetensors(self._files)
+        from engine_kit.safetensors_files import read_safetensors  # with torch, which the card does without
+
+        return read_safetensors(self._files)

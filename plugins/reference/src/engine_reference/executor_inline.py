@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engine.interfaces.executor import ExecutorCard, ExecutorNeed
-from engine.process.importing import import_object
+from engine.plugin.loading import import_object
 from engine.types.errors import EngineDeadError
+from engine_kit.ranks import call_worker
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
@@ -53,7 +54,7 @@ class Inline:
         self._living().sample(step_id, masks)
 
     def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
-        return [getattr(self._living(), method)(*args)]
+        return [call_worker(self._living(), method, args)]
 
     def check_health(self) -> None:
         """A worker on the caller's thread lives as long as the caller, until it is shut down."""

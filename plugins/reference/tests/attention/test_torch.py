@@ -62,7 +62,7 @@ def batches(draw: st.DrawFn) -> dict:
 
 
 @given(shapes, batches(), st.booleans())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_ragged_batches(shape: Shape, batch: dict, small_chunks: bool) -> None:
     """All shapes at once; also with limits so low that decode rows and prefills are cut into chunks."""
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def test_head_sizes_and_dtypes(dtype: torch.dtype, size: int) -> None:
 
 
 @given(shapes, batches(), st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_narrower_cache_rounds_keys_and_values_and_nothing_else(
     shape: Shape, batch: dict, cache_dtype: torch.dtype
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_narrower_cache_rounds_keys_and_values_and_nothing_else(
 
 
 @given(shapes, batches())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_alone_and_batched(shape: Shape, batch: dict) -> None:
     """A row's result does not depend on its neighbours, nor on whether it counts as a decode."""
     case = Case(shape, **batch)

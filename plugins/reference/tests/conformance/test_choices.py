@@ -84,6 +84,7 @@ class TestInline(ExecutorConformance):
 @pytest.mark.xdist_group("executors")
 class TestProcess(ExecutorConformance):
     driver = "process"
+    quick = r"^(?!test_figure|.*\b2\])"  # three workers go every way of two
 
 
 class TestHost(PlatformConformance):

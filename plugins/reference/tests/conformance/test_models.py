@@ -19,6 +19,8 @@ LATENT = {
 LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
 LATENT_V3 = {"rope_parameters": LATENT_YARN, "num_nextn_predict_layers": 0}  # no layers that nobody uses
 ONE_TYPE = {"type_vocab_size": 1, "pad_token_id": 1}
+NO_CARD = r"^(?!test_card_is_light)"
+"""Of those whose cards stand in one module with another's, which is imported for it."""
 
 
 class TestLlama(ModelConformance):
@@ -27,22 +29,27 @@ class TestLlama(ModelConformance):
 
 class TestMistral(ModelConformance):
     driver, config = "MistralForCausalLM", {"sliding_window": 7}
+    quick = NO_CARD
 
 
 class TestQwen2(ModelConformance):
     driver, config = "Qwen2ForCausalLM", {"tie_word_embeddings": True}
+    quick = NO_CARD
 
 
 class TestQwen3(ModelConformance):
     driver, config = "Qwen3ForCausalLM", MIXED
+    quick = NO_CARD
 
 
 class TestLlamaEmbedder(ModelConformance):
     driver = "LlamaModel"
+    quick = NO_CARD
 
 
 class TestQwen3Classifier(ModelConformance):
     driver = "Qwen3ForSequenceClassification"
+    quick = NO_CARD
 
 
 class TestDeepseekV3(ModelConformance):
@@ -55,6 +62,7 @@ class TestBert(EncoderModelConformance):
 
 class TestRobertaClassifier(EncoderModelConformance):
     driver, config = "RobertaForSequenceClassification", ONE_TYPE
+    quick = NO_CARD
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def propose(rows: list[list[int]], k: list[int], body: NgramDrafterBody) -> list
     sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),
     k=st.lists(st.integers(1, 9), min_size=6, max_size=6),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_equals_the_definition(rows: list[list[int]], sizes: list[int], k: list[int]) -> None:
     least, most = sizes
     found = propose(rows, k[: len(rows)], make(min_match=least, max_match=most))

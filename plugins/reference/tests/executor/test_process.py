@@ -23,13 +23,14 @@ from cores import LAYOUTS, worker_start
 from schedules import Settings
 
 from engine.interfaces.context import CoreContext
-from engine.interfaces.executor import ExecutorNeed, RankAnswer
+from engine.interfaces.executor import ExecutorNeed
 from engine.process import wire
-from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError
+from engine.types.errors import ConfigError, EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
+from engine_kit.ranks import RankAnswer
 from engine_reference.executor_process.body import Process
 from engine_reference.executor_process.card import ProcessExecutor, ProcessOptions
 from engine_reference.executor_process.messages import Done
@@ -147,7 +148,9 @@ def test_errors_of_calls_are_the_callers(start: Starter) -> None:
         executor.call("refuse")
     with pytest.raises(EngineError, match="does not travel"):
         executor.call("untravelled")
-    with pytest.raises(EngineError, match="has no attribute"):
+    with pytest.raises(ConfigError, match=r"call 'worker.refuses'; .*no such method .*did you mean 'refuse'"):
+        executor.call("refuses")
+    with pytest.raises(ConfigError, match=r"its methods are: .*rendezvous.*who"):
         executor.call("nothing")
     assert executor.call("who")[1][0] == 1
     assert executor.execute(plan(0, new=True)).result(timeout=20).tokens.tolist() == [token(0)]

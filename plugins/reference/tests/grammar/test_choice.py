@@ -59,7 +59,7 @@ PIECES = st.one_of(
     ends=st.sampled_from([(), (0,), (2, 37)]),
     data=st.data(),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_masks_are_exact(
     texts: list[str], pieces: list[bytes | None], beyond: int, ends: tuple[int, ...], data: st.DataObject
 ) -> None:

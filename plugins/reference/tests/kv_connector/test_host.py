@@ -63,12 +63,12 @@ def test_pages_come_back_byte_by_byte(seed: int, places: int, per_chunk: int) ->
         if new is not None:
             kept[name] = new
         core.check_integrity()
-        metadata = core.plan_metadata()
+        section = core.plan_section()
         assert core.usage() == (sum(map(len, kept.values())), places)
-        if metadata is not None:
-            worker.save(metadata)
-            worker.start_load(step, metadata)
-            assert not worker.step_result(step).failed_pages.size
+        if section is not None:
+            worker.begin(step, section)
+            worker.load(step)
+            assert worker.news() is None
         assert all(np.array_equal(pool[page].numpy(), content) for page, content in expected.items())
         rest = [page for page in range(30) if page not in expected]
         assert np.array_equal(pool.numpy()[rest], before[rest]), "other pages are left alone"
@@ -79,6 +79,20 @@ def test_memory_that_is_not_there_is_refused_by_name() -> None:
     asked.platform = HostPlatformBody(asked)
     with pytest.raises(KVCacheTooSmallError, match=r"swap space of 35,184,372,088,832 pages.*--swap-space"):
         HostWorker(asked).register(torch.zeros(4, PAGE_BYTES, dtype=torch.uint8))
+
+
+def test_a_stage_that_caches_nothing_has_nothing_to_copy() -> None:
+    """The plan is the same on all stages: it names pages, and there they have no byte."""
+    core, stage = HostScheduler(context(4)), context(4)
+    stage.start.layout = SimpleNamespace(page_bytes=0)
+    worker = HostWorker(stage)
+    worker.register(torch.zeros(30, 0, dtype=torch.uint8))
+    assert core.swap_out("r", np.array([3, 4], np.int32))
+    worker.begin(1, core.plan_section())
+    core.swap_in("r", np.array([0, 1], np.int32), np.array([5, 6], np.int32))
+    worker.begin(2, core.plan_section())
+    worker.load(2)
+    assert worker.news() is None
 
 
 def test_a_space_that_holds_no_page() -> None:

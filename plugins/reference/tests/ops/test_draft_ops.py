@@ -22,7 +22,7 @@ VOCAB = 11
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=6), min_size=1, max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_row_gives_its_tokens_up_to_the_first_that_is_no_draft(rows: list[list[tuple[int, int]]]) -> None:
     """rows: (drawn, draft) at each position but the last, which has no draft."""
     tokens = [token for row in rows for token in [*(drawn for drawn, _ in row), 1]]

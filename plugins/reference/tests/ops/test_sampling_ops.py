@@ -70,7 +70,7 @@ settings_of_a_row = st.tuples(
     st.sampled_from([drawing_module._FIRST_CANDIDATES, 4]),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_sample_equals_the_definition(
     chosen: list[tuple[float, int, float, float]],
     vocab: int,

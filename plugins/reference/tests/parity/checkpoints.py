@@ -121,7 +121,7 @@ def make_checkpoint(
     model = model.to(getattr(torch, dtype))
     model.config.dtype = getattr(torch, dtype)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    model.save_pretrained(folder, max_shard_size=size if shards == 1 else size // shards)
+    model.save_pretrained(folder, max_shard_size=2 * size if shards == 1 else size // shards)
     tokenizer().save_pretrained(folder)
     return folder
 
@@ -163,7 +163,8 @@ def load_oracle(folder: Path, dtype: torch.dtype) -> Any:
     In float64 its norms and rotary tables, which are written for float32, are computed in float64 too.
     """
     kind = transformers.AutoConfig.from_pretrained(folder).architectures[0]
-    oracle = getattr(transformers, kind).from_pretrained(folder, dtype=dtype).eval()
+    # "eager": its grouped product of experts has no float64.
+    oracle = getattr(transformers, kind).from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
     if dtype == torch.float64:
         for module in oracle.modules():
             if type(module).__name__.endswith("RMSNorm"):
@@ -183,8 +184,8 @@ def _norm(module: Any) -> Any:
 
 
 def _rotary(config: Any) -> Any:
-    from engine.modeling.config import read_rope
-    from engine.modeling.rotary import cos_sin_table
+    from engine_kit.model_config import read_rope
+    from engine_kit.rotary import cos_sin_table
 
     rope = read_rope(config.to_dict(), config.head_dim)
     table = cos_sin_table(rope, config.max_position_embeddings, torch.float64)

@@ -182,8 +182,14 @@ def test_product(checkpoints: Any, tally: Tally, checkpoint: dict[str, Any]) -> 
     checkpoints.drop(folder)
 
 
-@pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "rope"),
+    [
+        pytest.param(architecture, rope, marks=() if (i - j) % len(ARCHITECTURES) == 0 else pytest.mark.slow)
+        for i, architecture in enumerate(ARCHITECTURES)
+        for j, rope in enumerate(ROPES)
+    ],
+)
 def test_float64(checkpoints: Any, architecture: str, rope: str) -> None:
     """In float64 every token is equal, without exception; transformers' float32 parts are widened for it."""
     exact = Tally()

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from outcomes import check_outcome
 from paged_worker import VOCAB
-from schedules import Planned, Schedule, Settings, run_schedule, schedules
+from schedules import Planned, Schedule, Settings, examples, run_schedule, schedules
 
 from engine.interfaces.context import CoreContext
 from engine.types.params import SamplingParams
@@ -69,7 +69,7 @@ def test_the_victim_is_the_least_urgent_and_of_equals_the_last_admitted() -> Non
 
 
 @given(st.data())
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=examples(25), deadline=None)
 def test_against_a_sorted_list(data: st.DataObject) -> None:
     queue, plain = policy(), list[tuple[tuple[int, float, int], Waiting]]()
     for count in range(data.draw(st.integers(1, 40))):
@@ -100,7 +100,7 @@ class WithOptions(Priority):
 
 
 @given(schedule=schedules(VOCAB), layout=st.sampled_from(sorted(LAYOUTS)), seed=st.integers(0, 9))
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=examples(25), deadline=None)
 def test_any_schedule_with_priorities(schedule: Schedule, layout: str, seed: int) -> None:
     requests = tuple(replace(r, priority=(i * 7 + seed) % 3) for i, r in enumerate(schedule.requests))
     schedule = replace(schedule, requests=requests)

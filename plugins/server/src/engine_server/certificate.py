@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Callable
 
 from engine.types.errors import ConfigError
+from engine_server.lifecycle import LOOK_SECONDS, state_of_files
 
 log = logging.getLogger("engine.server")
-LOOK_SECONDS = 2.0
 
 
 def check_certificate(certfile: str | None, keyfile: str | None, ca_certs: str | None) -> None:
@@ -42,16 +41,14 @@ class CertificateWatch:
     """Gives a running server the certificate anew when its files have changed: connections that come then see it,
     those that stand keep theirs. The authorities of clients' certificates stay as they were.
 
-    Args:
-        certfile, keyfile: of the settings; without a certificate there is nothing to watch.
-        context: what the server's new connections are made with; None before it listens, and where it serves HTTP.
+    `context` tells what new connections are made with: None before the server listens, and where it serves HTTP.
     """
 
     def __init__(self, certfile: str | None, keyfile: str | None, context: Callable[[], ssl.SSLContext | None]) -> None:
         self._certfile = certfile
         self._keyfile = keyfile
         self._context = context
-        self._taken = self._seen = self._state()
+        self._taken = self._seen = state_of_files(certfile, keyfile)
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -63,7 +60,7 @@ class CertificateWatch:
         """Take what has changed, once it has been the same for two looks: certificate and key are written one after the
         other. Files that cannot be used leave the server with what it has, and are logged once. Returns whether it did.
         """
-        before, self._seen = self._seen, self._state()
+        before, self._seen = self._seen, state_of_files(self._certfile, self._keyfile)
         context = self._context()
         if self._certfile is None or context is None or self._seen in (self._taken, ()) or self._seen != before:
             return False
@@ -76,17 +73,6 @@ class CertificateWatch:
             return False
         log.warning("the certificate was read again: %s", self._certfile)
         return True
-
-    def _state(self) -> tuple[int, ...]:
-        """What tells the files from others; () where one is missing."""
-        state: list[int] = []
-        for path in filter(None, (self._certfile, self._keyfile)):
-            try:
-                found = os.stat(path)
-            except OSError:
-                return ()
-            state += (found.st_mtime_ns, found.st_size, found.st_ino)
-        return tuple(state)
 
 
 def _no_password() -> bytes:

@@ -6,15 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from engine.embedding import (
+from engine.plugin.card import Command
+from engine.types.errors import ConfigError, InvalidRequestError
+from engine_kit.flags import (
     add_engine_flags,
     add_positional_model,
     add_settings,
     command_settings,
     name_positional_model,
 )
-from engine.plugin.card import Command
-from engine.types.errors import ConfigError, InvalidRequestError
 from engine_server.settings import ServerSettings
 
 

@@ -138,15 +138,7 @@ def anthropic(status: int, error: ErrorDetail, request_id: str | None) -> Anthro
 
 # -- errors and what is said of them -----------------------------------------------------------------------------------
 class APIError(Exception):
-    """An error to be answered as it stands.
-
-    Args:
-        status: HTTP status.
-        message: for people.
-        param: the request's field that is at fault, where one is.
-        code: for programs, e.g. "model_not_found".
-        headers: to be sent with it.
-    """
+    """An error to be answered as it stands, with these headers. See `ErrorDetail`."""
 
     def __init__(
         self,
@@ -162,6 +154,16 @@ class APIError(Exception):
         self.param = param
         self.code = code or ("invalid_request" if status == 400 else None)
         self.headers = dict(headers or {})
+
+
+def invalid(parameter: str, why: str) -> APIError:
+    """A 400 about a parameter, which its text begins with."""
+    return APIError(400, f"{parameter}: {why}", param=parameter)
+
+
+def try_again(status: int, why: str, seconds: int, code: str) -> APIError:
+    """A refusal that says when to come back."""
+    return APIError(status, f"{why}; try again in {seconds} s", code=code, headers={"Retry-After": str(seconds)})
 
 
 def retry_after(error: Exception) -> dict[str, str]:
@@ -235,10 +237,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return answer(request, 400, _first_fault(error))
 
-    app.add_exception_handler(APIError, on_error)
-    app.add_exception_handler(EngineError, on_error)
-    app.add_exception_handler(RecursionError, on_error)
-    app.add_exception_handler(Exception, on_error)
+    for kind in (APIError, EngineError, RecursionError, Exception):
+        app.add_exception_handler(kind, on_error)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
 
@@ -259,9 +259,8 @@ def _first_fault(error: RequestValidationError) -> ErrorDetail:
     if kind == "missing":
         return detail(400, f"{name} is missing; send it", name, "invalid_request")
     if not name and isinstance(found, (bytes, bytearray)):
-        return detail(
-            400, "the body is not declared as JSON; send 'Content-Type: application/json'", code="invalid_json"
-        )
+        message = "the body is not declared as JSON; send 'Content-Type: application/json'"
+        return detail(400, message, code="invalid_json")
     shown = "" if kind == "value_error" else f" (found {_SHORT.repr(found)})"
     where = ".".join([name, *(str(part) for part in place[1:] if isinstance(part, int))]) or "the body"
     return detail(400, f"{where}: {first['msg']}{shown}", name or None, "invalid_request")
@@ -272,13 +271,8 @@ _SHORT = reprlib.Repr()
 
 # -- answers given before a request's body was read --------------------------------------------------------------------
 async def refuse(scope: Scope, receive: Receive, send: Send, error: APIError, *, close: bool = False) -> None:
-    """Answer with an error.
-
-    Args:
-        scope, receive, send: of the request, whose body has not been read to its end.
-        error: what to say.
-        close: end the connection, and do not wait for the rest of the body.
-    """
+    """Answer a request whose body has not been read to its end with an error. With `close` the connection ends, and the
+    rest of the body is not waited for."""
     status, told = describe(error)
     body = dumps(shaped(scope, status, told))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -11,21 +11,25 @@ from engine.plugin import hookimpl
 _EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 
 
+def _post(router: Any, path: str, answer: Any, function: Any, more: dict[int | str, Any] | None = None) -> None:
+    """A route that takes a body; `more` are answers beside that one and errors."""
+    from engine_server.errors import WITH_BODY, faults
+
+    router.post(path, response_model=answer, responses=faults(*WITH_BODY) | (more or {}))(function)
+
+
 class OpenAI:
     """OpenAI's API: chat, completions and models."""
 
     @hookimpl
     def http_routes(self, router: Any) -> None:
-        from engine_server.errors import WITH_BODY, faults
+        from engine_server.errors import faults
         from engine_server.openai import bodies, chat, completions, models
 
-        asked = faults(*WITH_BODY) | _EVENTS
-        router.post("/v1/chat/completions", response_model=bodies.ChatCompletion, responses=asked)(
-            chat.chat_completions
-        )
-        router.post("/v1/completions", response_model=bodies.Completion, responses=asked)(completions.completions)
-        router.get("/v1/models", response_model=bodies.Models)(models.models)
-        router.get("/v1/models/{name:path}", response_model=bodies.Model, responses=faults(400, 404))(models.model)
+        _post(router, "/v1/chat/completions", bodies.ChatCompletion, chat.chat_completions, _EVENTS)
+        _post(router, "/v1/completions", bodies.Completion, completions.completions, _EVENTS)
+        router.get("/v1/models", response_model=models.Models)(models.models)
+        router.get("/v1/models/{name:path}", response_model=models.Model, responses=faults(400, 404))(models.model)
 
 
 class Anthropic:
@@ -46,11 +50,11 @@ class Responses:
 
     @hookimpl
     def http_routes(self, router: Any) -> None:
-        from engine_server.errors import WITH_BODY, faults
+        from engine_server.errors import faults
         from engine_server.responses import answer, routes
 
-        kept, one, asked = faults(400, 404), "/v1/responses/{identity}", faults(*WITH_BODY) | _EVENTS
-        router.post("/v1/responses", response_model=answer.ResponseAnswer, responses=asked)(routes.respond)
+        kept, one = faults(400, 404), "/v1/responses/{identity}"
+        _post(router, "/v1/responses", answer.ResponseAnswer, routes.respond, _EVENTS)
         router.get(one, response_model=answer.ResponseAnswer, responses=kept | _EVENTS)(routes.retrieve)
         router.delete(one, response_model=answer.Deleted, responses=kept)(routes.delete)
         router.post(f"{one}/cancel", response_model=answer.ResponseAnswer, responses=kept)(routes.cancel)
@@ -62,18 +66,16 @@ class Pooling:
 
     @hookimpl
     def http_routes(self, router: Any) -> None:
-        from engine_server.errors import WITH_BODY, faults
         from engine_server.pooling import bodies, routes
 
-        wrong = faults(*WITH_BODY)
-        octets: dict[int | str, Any] = wrong | {200: {"content": {routes.OCTETS: {}}}}
-        router.post("/v1/embeddings", response_model=bodies.Embeddings, responses=octets)(routes.embeddings)
-        router.post("/pooling", response_model=bodies.Pooled, responses=octets)(routes.pooling)
-        router.post("/classify", response_model=bodies.Classified, responses=wrong)(routes.classify)
+        octets: dict[int | str, Any] = {200: {"content": {routes.OCTETS: {}}}}
+        _post(router, "/v1/embeddings", bodies.Embeddings, routes.embeddings, octets)
+        _post(router, "/pooling", bodies.Pooled, routes.pooling, octets)
+        _post(router, "/classify", bodies.Classified, routes.classify)
         for path in ("/score", "/v1/score"):
-            router.post(path, response_model=bodies.Scores, responses=wrong)(routes.score)
+            _post(router, path, bodies.Scores, routes.score)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-            router.post(path, response_model=bodies.Ranking, responses=wrong)(routes.rerank)
+            _post(router, path, bodies.Ranking, routes.rerank)
 
 
 class Tokenization:
@@ -82,11 +84,9 @@ class Tokenization:
     @hookimpl
     def http_routes(self, router: Any) -> None:
         from engine_server import tokenization as routes
-        from engine_server.errors import WITH_BODY, faults
 
-        wrong = faults(*WITH_BODY)
-        router.post("/tokenize", response_model=routes.Tokens, responses=wrong)(routes.tokenize)
-        router.post("/detokenize", response_model=routes.Text, responses=wrong)(routes.detokenize)
+        _post(router, "/tokenize", routes.Tokens, routes.tokenize)
+        _post(router, "/detokenize", routes.Text, routes.detokenize)
 
 
 class Operations:
@@ -99,8 +99,8 @@ class Operations:
 
         told = {503: {"model": routes.Health, "description": "no requests are taken"}}
         router.get("/health", response_model=routes.Health, responses=told)(routes.health)
-        router.get("/ping", response_model=routes.Health, responses=told)(routes.ping)
-        router.post("/ping", response_model=routes.Health, responses=told)(routes.ping)
+        for method in (router.get, router.post):  # the name under which hosting services ask
+            method("/ping", response_model=routes.Health, responses=told)(routes.health)
         told = {503: {"model": routes.Ready, "description": "no requests are taken"}}
         router.get("/ready", response_model=routes.Ready, responses=told)(routes.ready)
         router.get("/load", response_model=routes.Load)(routes.load)
@@ -130,7 +130,6 @@ class ApiKeys:
 
     @hookimpl(tryfirst=True)
     def http_middleware(self, app: Any, server: Any) -> Any:
-        from engine_server.keys import Keys
+        from engine_server.middleware import Keys
 
-        keys, admin = server.take_keys()
-        return Keys(app, keys, admin, server.pages)
+        return Keys(app, server.take_keys(), server.pages)

@@ -11,23 +11,18 @@ import hashlib
 import hmac
 import logging
 import math
-import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from engine.types.errors import ConfigError
-from engine_server.errors import APIError, refuse
-from engine_server.middleware import is_for_admin, is_open
+from engine_server.errors import APIError, try_again
+from engine_server.lifecycle import LOOK_SECONDS, state_of_files
 
 log = logging.getLogger("engine.server")
 
-LOOK_SECONDS = 2.0
-"""How often it is looked whether the file has changed."""
 BUSY_RETRY_SECONDS = 1
 _FIELDS = ("key", "name", "requests_per_minute", "max_concurrent_requests")
 
@@ -61,17 +56,9 @@ class KeyLimits:
 class KeyUsage(Protocol):
     """What a key has used, wherever it is counted: see `OwnUsage`."""
 
-    def enter(self) -> APIError | Awaitable[APIError | None] | None:
-        """Count a request in; where it is one too many, a 429 APIError."""
-        ...
-
-    def hold(self) -> None:
-        """A request that was counted in goes on beyond its answer: `leave` is called once more."""
-        ...
-
-    def leave(self) -> None:
-        """A request that was counted in has ended."""
-        ...
+    def enter(self) -> APIError | Awaitable[APIError | None] | None: ...
+    def hold(self) -> None: ...
+    def leave(self) -> None: ...
 
 
 class OwnUsage:
@@ -95,10 +82,8 @@ class OwnUsage:
         counted."""
         most = self.limits.max_concurrent_requests
         if most is not None and self.active >= most:
-            return _refusal(
-                f"{self.active} requests with this API key are in progress, and no more than {most} may be",
-                BUSY_RETRY_SECONDS,
-            )
+            found = f"{self.active} requests with this API key are in progress, and no more than {most} may be"
+            return try_again(429, found, BUSY_RETRY_SECONDS, "rate_limit_exceeded")
         rate = self.limits.requests_per_minute
         if rate is not None:
             now = self._clock()
@@ -106,7 +91,7 @@ class OwnUsage:
             self._looked = now
             if self._left < 1:
                 wait = math.ceil((1 - self._left) * 60 / rate)
-                return _refusal(f"this API key may send {rate} requests a minute", wait)
+                return try_again(429, f"this API key may send {rate} requests a minute", wait, "rate_limit_exceeded")
             self._left -= 1
         self.active += 1
         return None
@@ -118,12 +103,6 @@ class OwnUsage:
     def leave(self) -> None:
         """A request that was counted in has ended."""
         self.active -= 1
-
-
-def _refusal(why: str, seconds: int) -> APIError:
-    return APIError(
-        429, f"{why}; try again in {seconds} s", code="rate_limit_exceeded", headers={"Retry-After": str(seconds)}
-    )
 
 
 # -- the keys ---------------------------------------------------------------------------------------------------------
@@ -148,44 +127,21 @@ class ApiKey:
         return "key " + self.digest.hex()
 
 
-class AdminKey:
-    """The key of the routes for administrators.
-
-    Args:
-        key: None where there is none; then no key fits.
-
-    Raises:
-        ConfigError: it is blank.
-    """
-
-    def __init__(self, key: str | None = None) -> None:
-        if key is not None and not key.strip():
-            raise ConfigError("set --admin-key", "it is blank", "make a long random one")
-        self.digest = None if key is None else _digest(key.strip().encode())
-
-    def __bool__(self) -> bool:
-        """Whether there is one."""
-        return self.digest is not None
-
-    def fits(self, authorization: bytes, x_api_key: bytes | None = None) -> bool:
-        """Whether these headers bring it; see `KeyRing.find`."""
-        return self.digest is not None and hmac.compare_digest(_sent(authorization, x_api_key), self.digest)
-
-
 class KeyRing:
-    """The keys of a server.
+    """The keys of a server. It is true where clients need one.
 
     Args:
         keys: without a file.
         path: of the file, see `read_key_file`; None for none.
         limits: of every key for which the file does not say otherwise.
-        admin: the administrator's key, which must be none of these.
+        admin: the key of the routes for administrators, which must be none of these; None: nobody may administer.
 
     Attributes:
+        administered: whether there is an administrator's key.
         on_change: called when the file was read again.
 
     Raises:
-        ConfigError: the file cannot be read, or is no file of keys; or the administrator's key is among them.
+        ConfigError: the file cannot be read, or is no file of keys; the administrator's key is among them, or blank.
     """
 
     def __init__(
@@ -193,21 +149,23 @@ class KeyRing:
         keys: Sequence[str] = (),
         path: str | None = None,
         limits: KeyLimits | None = None,
-        admin: AdminKey | None = None,
+        admin: str | None = None,
     ) -> None:
+        if admin is not None and not admin.strip():
+            raise ConfigError("set --admin-key", "it is blank", "make a long random one")
         self._path = path
         self._limits = limits or KeyLimits()
-        self._admin = admin
+        self._admin = None if admin is None else _digest(admin.strip().encode())
+        self.administered = admin is not None
         self._given = [_Entry(key) for key in keys]
         self.on_change: list[Callable[[], None]] = []
         self._keys: dict[bytes, ApiKey] = {}
         self._usages: dict[bytes, OwnUsage] = {}
-        self._seen = self._state()
+        self._seen = state_of_files(path)
         self._take(read_key_file(path) if path is not None else [])
 
     def __bool__(self) -> bool:
-        """Whether a key is asked for. A file without any key lets nobody in."""
-        return bool(self._given) or self._path is not None
+        return bool(self._given) or self._path is not None  # a file without any key lets nobody in
 
     def find(self, authorization: bytes, x_api_key: bytes | None = None) -> ApiKey | None:
         """Whose headers these are; `x_api_key`, as Anthropic's clients send it, counts where there is one. Compared by
@@ -216,8 +174,11 @@ class KeyRing:
         found = [known for known in self._keys.values() if hmac.compare_digest(digest, known.digest)]
         return found[0] if found else None
 
+    def find_administrator(self, authorization: bytes, x_api_key: bytes | None = None) -> bool:
+        """Whether these headers bring the administrator's key."""
+        return self._admin is not None and hmac.compare_digest(_sent(authorization, x_api_key), self._admin)
+
     def known(self) -> Iterator[tuple[ApiKey, OwnUsage]]:
-        """Every key, and what it has used."""
         for digest, key in self._keys.items():
             yield key, self._usages[digest]
 
@@ -239,7 +200,8 @@ class KeyRing:
     def look(self, changed: bool = False) -> None:
         """Read the file again if it has changed, or is said to have. One that cannot be used leaves the keys as they
         are, and is logged."""
-        if self._path is None or ((state := self._state()) == self._seen and not changed):
+        state = state_of_files(self._path)
+        if self._path is None or (state == self._seen and not changed):
             return
         self._seen = state
         before = set(self._keys)
@@ -255,8 +217,8 @@ class KeyRing:
 
     def _take(self, entries: Iterable[_Entry]) -> None:
         """What a key has used stays with it, also under other limits. Raises ConfigError; nothing has changed then."""
-        entries = list(entries)
-        if self._admin and any(self._admin.digest == _digest(entry.key.encode()) for entry in (*self._given, *entries)):
+        several = {_digest(entry.key.encode()): entry for entry in (*self._given, *entries)}
+        if self._admin in several:
             raise ConfigError(
                 "use one key for both --admin-key and the API",
                 "whoever has it could administer the server",
@@ -264,8 +226,7 @@ class KeyRing:
             )
         keys: dict[bytes, ApiKey] = {}
         usages: dict[bytes, OwnUsage] = {}
-        for entry in (*self._given, *entries):
-            digest = _digest(entry.key.encode())
+        for digest, entry in several.items():
             limits = KeyLimits(
                 entry.requests_per_minute or self._limits.requests_per_minute,
                 entry.max_concurrent_requests or self._limits.max_concurrent_requests,
@@ -275,82 +236,6 @@ class KeyRing:
             keys[digest] = ApiKey(digest, entry.name or digest.hex()[:8], usage)
         self._keys = keys
         self._usages = usages
-
-    def _state(self) -> tuple[int, int, int] | None:
-        """What changes with the file; also where it is exchanged by a link, as mounted secrets are."""
-        if self._path is None:
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-class Keys:
-    """ASGI middleware: nobody is let in without a key that fits, and with each key no more than it may ask for.
-
-    Args:
-        app: what comes after.
-        keys: those that fit; an empty ring lets everybody in.
-        admin: the administrator's key; without one, nobody may administer.
-        pages: paths that everybody may get.
-    """
-
-    def __init__(self, app: ASGIApp, keys: KeyRing, admin: AdminKey, pages: Collection[str] = ()) -> None:
-        self._app = app
-        self._keys = keys
-        self._admin = admin
-        self._pages = pages
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; see ASGI."""
-        if scope["type"] != "http" or is_open(scope, self._pages):
-            return await self._app(scope, receive, send)
-        administers = is_for_admin(scope["path"])
-        key: ApiKey | None = None
-        if self._keys or administers:
-            headers = dict(reversed(scope["headers"]))  # of several with one name the first counts
-            sent = headers.get(b"authorization", b""), headers.get(b"x-api-key")
-            key = self._keys.find(*sent)
-            error = self._no_administrator(sent, key) if administers else _no_key(key)
-            if error is None and key is not None and not administers:
-                entered = key.usage.enter()
-                error = entered if entered is None or isinstance(entered, APIError) else await entered
-            if error is not None:
-                return await refuse(scope, receive, send, error, close=True)
-        state = scope.setdefault("state", {})
-        if administers or key is None:
-            state["administers"] = administers
-            return await self._app(scope, receive, send)
-        state.update(api_key=key.name, cache_salt=key.cache_salt, key_usage=key.usage)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            key.usage.leave()
-
-    def _no_administrator(self, sent: tuple[bytes, bytes | None], key: ApiKey | None) -> APIError | None:
-        if not self._admin:
-            found = "this server has no routes for administrators; start it with --admin-key to have them"
-            return APIError(403, found, code="admin_disabled")
-        if self._admin.fits(*sent):
-            return None
-        if key is not None:
-            return APIError(403, "an API key does not open this; send the administrator's", code="admin_key_required")
-        return _unknown("the administrator's key was not sent")
-
-
-def _no_key(key: ApiKey | None) -> APIError | None:
-    return _unknown("no valid API key was sent") if key is None else None
-
-
-def _unknown(why: str) -> APIError:
-    return APIError(
-        401,
-        f"{why}; send one as 'Authorization: Bearer <key>'",
-        code="invalid_api_key",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
 
 
 @dataclass(frozen=True)

@@ -11,23 +11,26 @@ from typing import Any, Literal
 from fastapi import Request, Response
 
 import engine
-from engine.embedding import EngineSettings, Launch, broken_plugins, capacity
+from engine.embedding import EngineSettings, Launch, Setting, broken_plugins, capacity
 from engine.plugin import Selection
 from engine.plugin.candidate import Candidate
 from engine.plugin.plugin_list import only
 from engine.plugin.points import HOOK_PROCESSES, POINTS
-from engine.plugin.selection import by_driver, refusals, why
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.start import BrokenPlugin, WorkerReady
+from engine_kit.chosen_drivers import by_driver, refusals, why
 from engine_server.bodies import JSON, Answer
 from engine_server.config import ServerConfig
 from engine_server.errors import APIError
 from engine_server.keys import is_secret
 from engine_server.lifecycle import Phase
 from engine_server.middleware import request_id
-from engine_server.plugins import State
 from engine_server.settings import ServerSettings
-from engine_server.state import ServerState
+from engine_server.state import ServerState, State
+
+HIDDEN = "(hidden)"
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
+log = logging.getLogger("engine.server")
 
 
 class Rank(Answer):
@@ -83,11 +86,6 @@ async def health(state: State) -> Response:
     return JSON(Health(status=status, ranks=ranks), 200 if serving else 503)
 
 
-async def ping(state: State) -> Response:
-    """As `/health`, by the name under which hosting services ask."""
-    return await health(state)
-
-
 async def ready(state: State) -> Response:
     """200 while requests are taken, and only then; else 503, with the reason in one word."""
     status = state.lifecycle.phase.value
@@ -129,9 +127,6 @@ def _ranks(state: ServerState) -> list[Rank]:
         )
         for core in state.engine.cores
     ]
-
-
-log = logging.getLogger("engine.server")
 
 
 class Plugins(Answer):
@@ -186,13 +181,13 @@ async def start_profile(request: Request, state: State) -> Response:
     """Every worker of every core begins to record what it computes."""
     if state.engine.config.profile_dir is None:
         raise APIError(409, "there is no folder for profiles; start the server with --profile-dir", code="no_folder")
-    await _call(request, state, "start_profile")
+    await _call(request, state, "worker.start_profile")
     return JSON(ProfileStarted(profiling=True, ranks=_living(state)))
 
 
 async def stop_profile(request: Request, state: State) -> Response:
     """They write what they have recorded; the paths, on the workers' machine."""
-    return JSON(ProfileStopped(profiling=False, files=await _call(request, state, "stop_profile")))
+    return JSON(ProfileStopped(profiling=False, files=await _call(request, state, "worker.stop_profile")))
 
 
 async def _call(request: Request, state: ServerState, method: str) -> Any:
@@ -208,10 +203,6 @@ async def _call(request: Request, state: ServerState, method: str) -> Any:
 
 def _living(state: ServerState) -> list[int]:
     return [core.dp_rank for core in state.engine.cores if core.alive]
-
-
-HIDDEN = "(hidden)"
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 def server_report(plan: Launch, worker: WorkerReady, settings: ServerConfig) -> dict[str, Any]:
@@ -233,10 +224,13 @@ def server_report(plan: Launch, worker: WorkerReady, settings: ServerConfig) -> 
         },
         "kv_cache": {"bytes": worker.cache_bytes, "pages": worker.num_pages, "tokens": tokens},
         "settings": _settings(plan),
-        "server": _server_settings(settings),
+        "server": _values(ServerSettings.declared, vars(settings)),
         "drivers": [_driver(served) for served in by_driver(plan.selections)],
-        "quarantined": [_broken(plugin) for plugin in broken_plugins(plan, worker)],
+        "quarantined": [{name: getattr(one, name) for name in _BROKEN} for one in broken_plugins(plan, worker)],
     }
+
+
+_BROKEN = ("point", "driver", "distribution", "version", "found", "remedy")
 
 
 def plugin_report(plan: Launch, worker: WorkerReady | None) -> list[dict[str, Any]]:
@@ -277,17 +271,12 @@ def _row(candidate: Candidate, state: str, found: str = "", remedy: str = "") ->
     }
 
 
-def _broken(plugin: BrokenPlugin) -> dict[str, Any]:
-    names = ("point", "driver", "distribution", "version", "found", "remedy")
-    return {name: getattr(plugin, name) for name in names}
-
-
 def _settings(plan: Launch) -> dict[str, Any]:
     """The engine's, as they are used: what the launcher found out stands in place of "auto"."""
     config, start = plan.config, plan.start
     found = {
         "model": plan.files.name,
-        "tokenizer": plan.tokenizer_folder,
+        "tokenizer": plan.start.tokenizer_folder,
         "served_model_name": ",".join(plan.model_names),
         "dtype": start.worker.dtype,
         "kv_cache_dtype": start.worker.kv_cache_dtype or start.worker.dtype,
@@ -295,19 +284,14 @@ def _settings(plan: Launch) -> dict[str, Any]:
         "in_flight": start.in_flight,
         "step_timeout": start.step_timeout,
     }
-    values = {
-        s.name: HIDDEN if s.secret else found.get(s.name, getattr(config, s.name))
-        for s in EngineSettings.declared.values()
-    }
+    values = _values(EngineSettings.declared, {**vars(config), **found})
     return {**values, "points": dict(config.points), "options": without_secrets(config.options)}
 
 
-def _server_settings(settings: ServerConfig) -> dict[str, Any]:
-    values = {s.name: getattr(settings, s.name) for s in ServerSettings.declared.values()}
-    for setting in ServerSettings.declared.values():
-        if setting.secret and values[setting.name] is not None:
-            values[setting.name] = HIDDEN
-    return values
+def _values(declared: Mapping[str, Setting], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings that are declared, secrets hidden."""
+    shown = {one.name: values[one.name] for one in declared.values()}
+    return {name: HIDDEN if one.secret and shown[name] is not None else shown[name] for name, one in declared.items()}
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.routing import APIRoute
-from starlette.responses import Response
+from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.plugin import HookRelay
-from engine.plugin.hook_calls import Implementation
+from engine.plugin.hooks import Implementation
 from engine.types.errors import ConfigError, ContractError, EngineError, HookFailedError, RequestRefusedError
 from engine.types.kv import PageMap
 from engine.types.outputs import StepStats
-from engine_server.bodies import JSONRequest
+from engine_server.bodies import JSONRoute
 from engine_server.errors import ANY_ROUTE, APIError, describe, faults, refuse, retry_after
-from engine_server.keys import AdminKey, KeyRing
+from engine_server.keys import KeyRing
 from engine_server.middleware import ADMIN_PATH, OPEN_PATHS, PAGE_METHODS, has_begun
-from engine_server.state import Others, ServerState, state_of
+from engine_server.state import Others
 
 if TYPE_CHECKING:
     from engine.embedding import AsyncLLM
-    from engine_server.metrics.gathering import Snapshot
-
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -38,31 +34,19 @@ class ServerView:
     Args:
         llm: the engine.
         responses: is counted up: answers by status code.
-        keys: the API keys that clients must have; an empty ring: they need none.
-        admin: the administrator's key.
+        keys: the API keys that clients must have, and the administrator's.
         others: the API processes beside this one; None: there are none.
-        count_for_others: is given what tells them what this process has counted.
 
     Attributes:
         pages: paths that everybody may get, with or without a key; complete when the server is put together.
     """
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        responses: Counter[int],
-        keys: KeyRing,
-        admin: AdminKey,
-        others: Others | None = None,
-        count_for_others: Callable[[Callable[[], Snapshot]], None] = lambda counted: None,
-    ) -> None:
+    def __init__(self, llm: AsyncLLM, responses: Counter[int], keys: KeyRing, others: Others | None = None) -> None:
         self.llm = llm
         self.responses = responses
         self.others = others
-        self.count_for_others = count_for_others
         self.pages: set[str] = set()
         self._keys = keys
-        self._admin = admin
         self._taken = False
 
     def stats(self) -> StepStats | None:
@@ -78,15 +62,15 @@ class ServerView:
         """
         return msgspec.convert(await self.llm.call("page_maps"), list[PageMap])
 
-    def take_keys(self) -> tuple[KeyRing, AdminKey]:
+    def take_keys(self) -> KeyRing:
         """The keys that the server was told of, for the middleware that asks for them: whoever takes them sees to it
         that nobody is let in without."""
         self._taken = True
-        return self._keys, self._admin
+        return self._keys
 
     def check_keys(self) -> None:
         """Raise ConfigError where there are keys, and nobody asks for them."""
-        if (self._keys or self._admin) and not self._taken:
+        if (self._keys or self._keys.administered) and not self._taken:
             raise ConfigError(
                 f"ask for {'API keys' if self._keys else 'a key of administrators'}",
                 "no plugin at work does: hooks:api_keys is left out, or broken",
@@ -106,27 +90,6 @@ def without_key(endpoint: Endpoint) -> Endpoint:
     """
     endpoint.engine_without_key = True  # type: ignore[attr-defined]
     return endpoint
-
-
-def is_without_key(endpoint: object) -> bool:
-    """Whether a route's function bears the mark."""
-    return getattr(endpoint, "engine_without_key", False) is True
-
-
-State = Annotated[ServerState, Depends(state_of)]
-"""What a route declares to get the server's state."""
-
-
-class JSONRoute(APIRoute):
-    """A route whose body is read by `JSONRequest`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        resolve = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            return await resolve(JSONRequest(request.scope, request.receive))
-
-        return handle
 
 
 def add_routes(app: FastAPI, hooks: HookRelay, server: ServerView) -> None:
@@ -153,7 +116,7 @@ def _pages(router: APIRouter) -> set[str]:
     """The paths of the routes that ask for no key. Raises ValueError where one of them is more than a page to get."""
     paths = set()
     for route in router.routes:
-        if is_without_key(getattr(route, "endpoint", None)):
+        if getattr(getattr(route, "endpoint", None), "engine_without_key", False) is True:
             path, methods = str(getattr(route, "path", "")), set(getattr(route, "methods", None) or {"ANY"})
             if "{" in path or methods - PAGE_METHODS:
                 raise ValueError(
@@ -178,27 +141,17 @@ def _keys(route: BaseRoute) -> list[tuple[str, str]]:
 def _leave_out(hooks: HookRelay, one: Implementation, error: Exception) -> None:
     one.count_failure()
     candidate = one.candidate
-    hooks.leave_out(
-        candidate,
-        ContractError(
-            f"let hook plugin '{candidate.name}' implement {one.hook}",
-            f"{type(error).__name__}: {error} ({candidate.value} of {candidate.provenance})",
-            f"upgrade it, or report it to its author: pip install --upgrade {candidate.distribution}",
-            point=candidate.point,
-            driver=candidate.name,
-            distribution=candidate.provenance,
-        ),
+    contract = ContractError(
+        f"let hook plugin '{candidate.name}' implement {one.hook}",
+        f"{type(error).__name__}: {error} ({candidate.value} of {candidate.provenance})",
+        f"upgrade it, or report it to its author: pip install --upgrade {candidate.distribution}",
+        **candidate.blame,
     )
+    hooks.leave_out(candidate, contract)
 
 
-def describe_keys(app: FastAPI, *, keys: bool, administered: bool) -> None:
-    """Say in the app's OpenAPI document which routes ask for a key.
-
-    Args:
-        app: with all its routes.
-        keys: clients have to send one.
-        administered: there is an administrator's.
-    """
+def describe_keys(app: FastAPI, keys: KeyRing) -> None:
+    """Say in the app's OpenAPI document which of its routes ask for a key."""
     make = app.openapi
 
     def document() -> dict[str, Any]:
@@ -210,7 +163,9 @@ def describe_keys(app: FastAPI, *, keys: bool, administered: bool) -> None:
             }
             for path, operations in made["paths"].items():
                 for operation in operations.values():
-                    closed = administered if path.startswith(ADMIN_PATH + "/") else keys and path not in OPEN_PATHS
+                    closed = path not in OPEN_PATHS and bool(keys)
+                    if path.startswith(ADMIN_PATH + "/"):
+                        closed = keys.administered
                     operation["security"] = [{"bearer": []}, {"x-api-key": []}] if closed else []
                     if path in OPEN_PATHS:
                         operation["responses"].pop("401", None)
@@ -229,13 +184,8 @@ def wrap(app: ASGIApp, hooks: HookRelay, server: ServerView) -> ASGIApp:
 
 
 class Guarded:
-    """A plugin's middleware that fails closed.
-
-    Args:
-        implementation: whose it is.
-        layer: the application that it made; None where it failed to make one: every request is refused then.
-        inner: what it is around.
-    """
+    """A plugin's middleware that fails closed: `layer`, the application that it made around `inner`. Where it failed to
+    make one, every request is refused."""
 
     def __init__(self, implementation: Implementation, layer: Any, inner: ASGIApp) -> None:
         self._implementation = implementation
@@ -243,11 +193,15 @@ class Guarded:
         self._inner = inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; see ASGI."""
         if self._layer is None:
             if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
                 return await self._inner(scope, receive, send)
-            return await _answer(scope, receive, send, self._missing())
+            missing = HookFailedError(
+                f"decide about a request with {self._implementation.who}",
+                "it could not be set up when the server started",
+                "the log of the server has the details; mend the plugin, or uninstall it",
+            )
+            return await _answer(scope, receive, send, missing)
         try:
             await self._layer(scope, receive, send)
         except Exception as error:
@@ -255,13 +209,6 @@ class Guarded:
                 raise
             known = isinstance(error, (RequestRefusedError, HookFailedError))
             await _answer(scope, receive, send, error if known else self._implementation.failed(error))
-
-    def _missing(self) -> HookFailedError:
-        return HookFailedError(
-            f"decide about a request with {self._implementation.who}",
-            "it could not be set up when the server started",
-            "the log of the server has the details; mend the plugin, or uninstall it",
-        )
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send, error: Exception) -> None:

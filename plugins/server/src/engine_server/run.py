@@ -7,33 +7,15 @@ import logging
 import signal
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.embedding import AsyncLLM, EngineConfig
-from engine.types.errors import ConfigError, EngineError
-from engine_kit.banner import greeting
+from engine.types.errors import ConfigError
 from engine_server.certificate import check_certificate
 from engine_server.config import ServerConfig
-from engine_server.keys import AdminKey, KeyLimits, KeyRing
-from engine_server.lifecycle import (
-    ACCESS_LOG,
-    BACKLOG,
-    DEATH_NOTICE_SECONDS,
-    Lifecycle,
-    Phase,
-    StatisticsLog,
-    address_of,
-    allow_connections,
-    drain,
-    greet,
-    loop_factory,
-    say,
-    spare_the_collector,
-    statistics_writer,
-)
-
-if TYPE_CHECKING:
-    import uvicorn
+from engine_server.keys import KeyLimits, KeyRing
+from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain, loop_factory, say, spare_the_collector
+from engine_server.program import Program, allow_connections, listen
 
 
 def serve(config: EngineConfig, settings: ServerConfig) -> int:
@@ -55,96 +37,49 @@ def serve(config: EngineConfig, settings: ServerConfig) -> int:
 
 def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -> int:
     allow_connections(settings.max_connections)
-    admin = AdminKey(settings.admin_key)
     keys = KeyRing(
         settings.api_key or (),
         settings.api_key_file,
         KeyLimits(settings.requests_per_minute, settings.max_concurrent_requests),
-        admin,
+        settings.admin_key,
     )
     if (limited := settings.requests_per_minute or settings.max_concurrent_requests) and not keys:
         raise ConfigError(
             f"limit each API key to {limited}", "no API key is asked for", "pass --api-key or --api-key-file too"
         )
     check_certificate(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
-    listener = _listen(settings.host, settings.port)
-    if settings.api_workers > 1:
-        from engine_server.processes.parent import serve_several
+    with listen(settings.host, settings.port) as listener:
+        if settings.api_workers > 1:
+            from engine_server.processes.parent import serve_several
 
-        try:
             return serve_several(config, settings, listener, keys, early)
+        llm = AsyncLLM(config)  # its process loads the model while this one imports the server
+        try:
+            program = _OneProcess(llm, listener, settings, keys, early)
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                return runner.run(program.run(llm))
         finally:
-            listener.close()
-    llm = AsyncLLM(config)  # its process loads the model while this one imports the server
-    try:
-        from engine_server.uvicorn_server import make_server
-
-        lifecycle = Lifecycle()
-        server = make_server(llm, settings, lifecycle, keys, admin)
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            run = _Run(llm, server, lifecycle, settings, keys, early)
-            return runner.run(run.serve(listener))
-    finally:
-        llm.shutdown()
-        listener.close()
+            llm.shutdown()
 
 
-class _Run:
-    """One server's life in its event loop."""
+class _OneProcess(Program):
+    """The engine's frontend and the server are in this process."""
 
     def __init__(
-        self,
-        llm: AsyncLLM,
-        server: uvicorn.Server,
-        lifecycle: Lifecycle,
-        settings: ServerConfig,
-        keys: KeyRing,
-        early: Sequence[int] = (),
+        self, llm: AsyncLLM, listener: socket.socket, settings: ServerConfig, keys: KeyRing, early: Sequence[int]
     ) -> None:
-        self._llm = llm
-        self._server = server
-        self._lifecycle = lifecycle
-        self._settings = settings
-        self._keys = keys
-        self._early = early
-        self._dead: EngineError | None = None
-        self._stop = asyncio.Event()
-        self._stop_now = asyncio.Event()
+        from engine_server.uvicorn_server import make_server
 
-    async def serve(self, listener: socket.socket) -> int:
-        """See `engine_server.run.serve`. Connections are taken at once, so that probes learn that the model loads."""
-        loop = asyncio.get_running_loop()
-        for signal_ in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signal_, self._on_signal)
-        self._keys.read_at_signal(loop)
-        if self._early:
-            self._on_signal()
-        stopped = asyncio.ensure_future(self._stop.wait())
-        serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
-        statistics = asyncio.ensure_future(StatisticsLog(self._llm, statistics_writer(self._settings)).run())
-        watching = asyncio.ensure_future(self._keys.watch())
-        try:
-            if not await self._start(stopped):
-                return 0
-            spare_the_collector()
-            self._lifecycle.phase = Phase.SERVING
-            assert self._llm.worker is not None
-            address = address_of(listener, self._settings)
-            told = greeting(self._llm.plan, self._llm.worker, address, verbose=self._settings.verbose)
-            greet(told, address)
-            await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
-            if self._dead is None:
-                await self._drain()
-            return 0 if self._dead is None else 1
-        finally:
-            stopped.cancel()
-            statistics.cancel()
-            watching.cancel()
-            self._server.should_exit = True
-            await serving
+        super().__init__(settings, keys, early)
+        self._llm = llm
+        self._listener = listener
+        self._lifecycle = Lifecycle()
+        self._server = make_server(llm, settings, self._lifecycle, keys)
+        self._serving: asyncio.Future[None]
 
     async def _start(self, stopped: asyncio.Future[Any]) -> bool:
-        """Wait for the engine; False where a signal came first."""
+        """Connections are taken at once, so that probes learn that the model loads."""
+        self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
         starting = asyncio.ensure_future(self._llm.start(self._on_death))
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -152,21 +87,24 @@ class _Run:
             await asyncio.gather(starting, return_exceptions=True)
             return False
         starting.result()
+        spare_the_collector()
+        self._lifecycle.phase = Phase.SERVING
+        assert self._llm.worker is not None
+        self._greet(self._llm.plan, self._llm.worker, self._listener)
         return True
 
-    async def _drain(self) -> None:
-        await drain(self._llm, self._lifecycle, self._settings.shutdown_timeout, self._stop_now, say)
+    async def _serve(self, stopped: asyncio.Future[Any]) -> None:
+        await asyncio.wait((stopped, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        if self._dead is None:
+            await drain(self._llm, self._lifecycle, self._settings.shutdown_timeout, self._stop_now, say)
+
+    async def _leave(self) -> None:
+        self._server.should_exit = True
+        await self._serving
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():
-            self._stop_now.set()
-            self._server.force_exit = True
-        self._stop.set()
-
-    def _on_death(self, error: EngineError) -> None:
-        self._dead = error
-        say(str(error))
-        asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self._stop.set)
+        self._server.force_exit = self._stop.is_set()
+        super()._on_signal()
 
 
 class _Terminated(KeyboardInterrupt):
@@ -189,19 +127,3 @@ def _leave_at_sigterm() -> list[int]:
 
     signal.signal(signal.SIGTERM, leave)
     return came
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A bound, listening socket: a port that is taken is found out before the model is loaded."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"listen on {host}:{port}", str(error), "pass another --host or --port (--port 0 takes a free one)"
-        ) from error
-    listener.setblocking(False)
-    return listener

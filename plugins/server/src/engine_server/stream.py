@@ -1,7 +1,7 @@
 """Answers that come bit by bit, as server-sent events; and what happens where the client goes away before their end.
 
-The events of one request take the way around the framework (`engine_server.direct`): what the engine tells is written
-to the connection at once, where nobody stands between.
+The events of one request take the way around the framework (`engine_server.middleware.Dispatch`): what the engine tells
+is written to the connection at once, where nobody stands between.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import functools
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -64,14 +64,6 @@ async def _left(receive: Receive) -> None:
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
-class Closable(Protocol):
-    """What an event stream ends with itself."""
-
-    def close(self) -> None:
-        """Give up the work behind the stream. Idempotent."""
-        ...
-
-
 def event(content: Any) -> bytes:
     """One event with a JSON body."""
     return b"data: " + dumps(content) + b"\n\n"
@@ -82,24 +74,14 @@ def named_event(name: str, content: Any) -> bytes:
     return b"event: " + name.encode() + b"\n" + event(content)
 
 
-class Dialect(NamedTuple):
-    """How a protocol tells of an error in mid-stream, and of the end.
-
-    Args:
-        error: makes of an exception and the request's id the status that the answer would have had, and an event.
-        end: the last event; b"" for none.
-    """
-
-    error: Callable[[Exception, str], tuple[int, bytes]]
-    end: bytes
+TellError = Callable[[Exception, str], tuple[int, bytes]]
+"""How a protocol tells of an error in mid-stream: of it, and of the request's id, it makes the status that the answer
+would have had, and the last events."""
 
 
-def _openai(error: Exception, request_id: str) -> tuple[int, bytes]:
+def openai_error(error: Exception, request_id: str) -> tuple[int, bytes]:
     status, told = errors.describe(error, request_id)
-    return status, event(errors.Error(error=told))
-
-
-OPENAI = Dialect(_openai, DONE)
+    return status, event(errors.Error(error=told)) + DONE
 
 
 class PreparedEvent:
@@ -128,7 +110,6 @@ class EventStream(Response):
         events: the bytes of one or several events at a time.
         sources: see above.
         request_id: for errors.
-        dialect: see there.
     """
 
     media_type = "text/event-stream"
@@ -136,9 +117,9 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes],
-        sources: Iterable[Closable],
+        sources: Iterable[RequestStream],
         request_id: str,
-        dialect: Dialect = OPENAI,
+        tell_error: TellError = openai_error,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -146,10 +127,10 @@ class EventStream(Response):
         self._events = events
         self._sources = sources
         self._request_id = request_id
-        self._dialect = dialect
+        self._tell_error = tell_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; see ASGI. Cancelled when the client leaves."""
+        """Cancelled when the client leaves."""
         try:
             await until_disconnect(receive, self._stream(scope, send))
         except ClientGone:
@@ -166,39 +147,25 @@ class EventStream(Response):
                 async for chunk in events:
                     await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
-            status, told = self._dialect.error(error, self._request_id)
+            status, told = self._tell_error(error, self._request_id)
             scope.setdefault("state", {})[ENDED_AS] = status
             await send_body({"type": "http.response.body", "body": told, "more_body": True})
-        if self._dialect.end:
-            await send_body({"type": "http.response.body", "body": self._dialect.end, "more_body": True})
         await send_body({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Events(Protocol):
-    """Makes the events of one request."""
+    """Makes the events of one request: those before the first token, those that an output brings (maybe none), those
+    after the last token."""
 
-    def opening(self) -> bytes:
-        """Those before the first token."""
-        ...
-
-    def told(self, output: RequestOutput) -> bytes:
-        """Those that an output brings; may be none."""
-        ...
-
-    def closing(self) -> bytes:
-        """Those after the last token."""
-        ...
+    def opening(self) -> bytes: ...
+    def told(self, output: RequestOutput) -> bytes: ...
+    def closing(self) -> bytes: ...
 
 
 class TokenStream(EventStream):
-    """As `EventStream`. While nothing waits to be sent and the client reads, an output becomes an event and is handed
-    to the connection in the moment it is told, without waking a task; else the task sends what waits, put together.
-
-    Args:
-        events: of this request.
-        stream: its outputs; closed at the end.
-        request_id: for errors.
-    """
+    """As `EventStream`, of one request. While nothing waits to be sent and the client reads, an output becomes an event
+    and is handed to the connection in the moment it is told, without waking a task; else the task sends what waits, put
+    together."""
 
     def __init__(self, events: Events, stream: RequestStream, request_id: str) -> None:
         super().__init__(self._sent_by_task(events, stream), (stream,), request_id)
@@ -218,5 +185,4 @@ class TokenStream(EventStream):
         async for output in stream:
             if told := events.told(output):
                 yield told
-        if closing := events.closing():
-            yield closing
+        yield events.closing() + DONE

@@ -17,12 +17,13 @@ from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from engine.embedding import AsyncLLM
-from engine.process.logs import logs_json
-from engine_server.app import Shared, create_app
+from engine_kit.logs import logs_json
+from engine_server.app import create_app
 from engine_server.certificate import CertificateWatch
 from engine_server.config import ServerConfig
-from engine_server.keys import AdminKey, KeyRing
+from engine_server.keys import KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Lifecycle
+from engine_server.state import Others
 from engine_server.stream import EXTENSION
 
 T = TypeVar("T")
@@ -45,18 +46,12 @@ class _OfClient(logging.LoggerAdapter):
         return self.logger.level
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """See logging."""
         return f"{msg} (client {self._address})", {**kwargs, "extra": self.extra}
 
 
 def bounded_protocol(header_timeout: float, write_timeout: float, max_connections: int) -> type[asyncio.Protocol]:
-    """uvicorn's protocol class, with limits.
-
-    Args:
-        header_timeout: seconds that clients have for a request's headers.
-        write_timeout: seconds that a client may take nothing of what waits for it; then it is cut off.
-        max_connections: what comes beyond is answered with 503 and closed.
-    """
+    """uvicorn's protocol class, with limits: seconds that clients have for a request's headers; seconds that a client
+    may take nothing of what waits for it, before it is cut off; connections: what comes beyond is answered with 503."""
 
     class Bounded(HttpToolsProtocol):
         """A connection's first headers have to come within the time, counted from its beginning; later ones, counted
@@ -202,7 +197,6 @@ class Server(uvicorn.Server):
     it takes the certificate anew when its files change."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
         config = self.config
         certfile, keyfile = (None if file is None else str(file) for file in (config.ssl_certfile, config.ssl_keyfile))
         watch = CertificateWatch(certfile, keyfile, lambda: config.ssl if config.loaded else None)
@@ -218,18 +212,13 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    llm: AsyncLLM,
-    settings: ServerConfig,
-    lifecycle: Lifecycle,
-    keys: KeyRing,
-    admin: AdminKey,
-    shared: Shared | None = None,
+    llm: AsyncLLM, settings: ServerConfig, lifecycle: Lifecycle, keys: KeyRing, others: Others | None = None
 ) -> Server:
     """The server around `engine_server.app.create_app`, whose arguments these are."""
     # Several processes share the connections that may be open; each takes its part.
     connections = -(-settings.max_connections // settings.api_workers)
     config = uvicorn.Config(
-        create_app(llm, settings, lifecycle, keys, admin, shared),
+        create_app(llm, settings, lifecycle, keys, others),
         http=bounded_protocol(settings.header_timeout, settings.write_timeout, connections),
         ws="none",  # the gate, the limits and the timeouts know HTTP alone
         log_level="warning",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from engine.modeling.loading import read_safetensors
+from engine_kit.safetensors_files import read_safetensors
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from engine.embedding import broken_plugins, capacity, longest
 from engine.plugin.card import VARIES
 from engine.plugin.points import HOOK_PROCESSES, HOOKS
-from engine.plugin.selection import chosen_drivers
 from engine.types.hooks import ChosenDriver
+from engine.types.parallel import split_layers
+from engine_kit.chosen_drivers import chosen_drivers
+from engine_kit.generation_config import as_text
 
 if TYPE_CHECKING:
     from engine.embedding import Launch
@@ -122,15 +124,14 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
     ]
     if launch.has_chat_template:
         facts.append(("chat", "by the template of --chat-template" if launch.chat_template else "by its chat template"))
-    if sampling := str(model.sampling):
+    if sampling := as_text(model.sampling):
         facts.append(("sampling", sampling))
     if launch.config.batch_invariant:
         facts.append(("numerics", "a row has the same bits in any batch" + _passed_over(launch)))
     if launch.registry.plugins.text:
         facts.append(("plugins", f"{launch.registry.plugins.text} ({len(launch.registry.denied)} denied)"))
-    if ranks > 1:
-        workers = f", divided over {start.parallel.world} processes each" if start.parallel.world > 1 else ""
-        facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
+    if divided := _divided(launch):
+        facts.insert(2, divided)
     drivers = [(_label(chosen), f"{chosen.driver}: {chosen.why}") for chosen in chosen_drivers(launch.selections)]
     text = [f"Engine {version('engine-base')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
     broken = broken_plugins(launch, worker)
@@ -142,6 +143,21 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
     if address is not None:
         text.append("  " + _served(launch, address, api_processes))
     return "\n".join(text)
+
+
+def _divided(launch: Launch) -> tuple[str, str] | None:
+    """Over how many processes the model is divided, and how; None where one has it all."""
+    parallel, ranks = launch.start.worker.parallel, launch.config.data_parallel_size
+    parts = []
+    if parallel.pp > 1:
+        layers = ", ".join(map(str, split_layers(parallel, launch.model.num_layers)))
+        parts.append(f"{parallel.pp} pipeline stages of {layers} layers")
+    if parallel.tp > 1:
+        parts.append(f"each layer over {parallel.tp} ranks")
+    how = f"divided over {parallel.world} processes{' each' if ranks > 1 else ''}: {'; '.join(parts)}"
+    if ranks > 1:
+        return "ranks", f"{ranks} engine cores, each with the whole model" + (f", {how}" if parts else "")
+    return ("workers", f"the model is {how}") if parts else None
 
 
 def _passed_over(launch: Launch) -> str:

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from engine.modeling.config import architecture
 from engine.plugin.hints import near_matches
 from engine.types.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from engine.types.model import CheckpointFiles
 from engine.types.pooling import PoolerConfig, PoolingType
+from engine_kit.model_config import architecture
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

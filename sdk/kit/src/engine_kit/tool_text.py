@@ -9,7 +9,8 @@ read is held back, so that must be short: half a marker. `engine_parsers.tool_pa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, ToolEvent
 from engine_kit.call_object import CallObject
@@ -262,3 +263,27 @@ def begun(text: str, position: int, words: Sequence[str]) -> int:
         if any(word.startswith(end) for word in words):
             return size
     return 0
+
+
+class WholeCall(NamedTuple):
+    """A call with all its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str
+    call_id: str = ""
+
+
+def whole(events: Iterable[ToolEvent]) -> tuple[str, list[WholeCall]]:
+    """All events of an answer as (content, calls). Calls that broke are content, as the model wrote them."""
+    content: list[str] = []
+    calls: dict[int, tuple[ToolCallDelta, list[str]]] = {}
+    for event in events:
+        if isinstance(event, str):
+            content.append(event)
+        elif isinstance(event, BrokenCall):
+            calls.pop(event.call, None)
+            content.append(event.text)
+        else:
+            calls.setdefault(event.call, (event, []))[1].append(event.arguments)
+    made = [WholeCall(first.name, "".join(pieces), first.call_id) for first, pieces in calls.values()]
+    return "".join(content), made

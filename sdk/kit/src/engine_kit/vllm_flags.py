@@ -2,7 +2,7 @@
 what became of it. What would mean something else is refused, with what to do.
 
 The flags stand in files: `vllm_flags.toml` beside this one, which says the form, and those that plugins name as a
-`pathlib.Path` in the entry-point group `engine_vllm_flags`. The program finds this module by the group `engine_flags`.
+`pathlib.Path` in the entry-point group `engine_vllm_flags`. The program finds this module by the group `engine_parts`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import tomllib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from engine.plugin.candidate import entry_points
 from engine.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def other_names() -> Mapping[str, Mapping[str, Any]]:
     """What is known of each flag. A plugin's file that cannot be read is left out, with a warning; where it has a flag
     of ours, ours holds."""
     found: dict[str, dict[str, Any]] = {}
-    for entry in (*entry_points(group="engine_vllm_flags"), None):
+    for entry in (*entry_points("engine_vllm_flags"), None):
         try:
             path: Path = Path(__file__).with_name("vllm_flags.toml") if entry is None else entry.load()
             flags = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -222,7 +222,16 @@ def test_close_ends_what_is_compiled(make: Callable[..., CompilerProcesses]) -> 
         processes.compile(b"echo")
 
 
-@pytest.mark.parametrize(("code", "message"), [(-9, "shutting down"), (-11, "broke down over it .SIGSEGV")])
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (-9, "shutting down"),
+        (-11, "broke down over it .SIGSEGV"),
+        (-6, "more than the .* MiB"),
+        (127, "more than the .* MiB"),
+        (3, "broke down over it .exit code 3"),
+    ],
+)
 def test_what_a_source_did_is_told_also_when_all_is_closed(
     make: Callable[..., CompilerProcesses], monkeypatch: pytest.MonkeyPatch, code: int, message: str
 ) -> None:

@@ -29,7 +29,9 @@ class Test(Command):
             "--model", default="", metavar="NAME", help="for checkpoint and tokenizer drivers: a model to open"
         )
         parser.add_argument(
-            "--config", metavar="FILE", help="for models: a small config.json, in the place of the one that is made"
+            "--model-config",
+            metavar="FILE",
+            help="for models: a small config.json in place of the one that is made",
         )
         parser.add_argument("--json", action="store_true", default=False, help="print JSON")
         parser.add_argument("--details", action="store_true", default=False, help="print pytest's own output too")
@@ -56,10 +58,10 @@ class Test(Command):
             raise ConfigError(f"test a driver of point '{arguments.point}'", found, remedy)
         options = _options(point, arguments.option)
         subject = Subject.installed(point, driver, options)  # what is wrong with the name is said here, and typed
-        config = getattr(arguments, "config", "")
+        config = getattr(arguments, "model_config", "")
         if config and point != "model":
             raise ConfigError(
-                f"test a driver of point '{point}' with --config {config}",
+                f"test a driver of point '{point}' with --model-config {config}",
                 "only models have a config.json",
                 "leave it out",
             )

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from engine.embedding import add_plugin_flags, command_settings
 from engine.plugin import Candidate, Command, Registry
 from engine.plugin.discovery import duplicate
 from engine.plugin.points import HOOK_PROCESSES, PICKS, POINTS
+from engine_kit.flags import add_plugin_flags, command_settings
 from engine_sdk.probe import Finding
 
 SLOW_SECONDS = 2.0

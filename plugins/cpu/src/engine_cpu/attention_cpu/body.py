@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,12 @@ from engine_cpu.dtypes import DTYPES
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
     from engine_cpu.attention_cpu.card import CpuAttentionOptions
+
+
+KEYS = 16
+"""Tokens whose keys lie together in a page."""
+PAIRS = MappingProxyType({torch.bfloat16: 2, torch.float32: 1})
+"""Elements that dot products take at once: PAIR of native/attention.h."""
 
 
 class CpuLayerCache(LayerCache):
@@ -71,6 +78,22 @@ class CpuAttentionBody:
         assert isinstance(cache, CpuLayerCache)
         self._write(self._kernels_of(layer), k, v, cache.paged, plan.slot_mapping)
 
+    def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `engine.interfaces.attention.AttentionBackend.read`."""
+        pair, size, block = PAIRS[cache.k.dtype], group.head_size, group.tokens_per_block
+        page, offset = (slots // block)[:, None, None], (slots % block)[:, None]
+        head, element = torch.arange(group.num_kv_heads)[:, None], torch.arange(size)
+        first = offset // KEYS * KEYS  # of the token's group, which the block's end may cut short
+        width = (block - first).clamp_(max=KEYS)
+        key = first * size + element // pair * width * pair + (offset - first) * pair + element % pair
+        value = offset // pair * size * pair + element * pair + offset % pair
+        return cache.k[page, head, key[:, None]], cache.v[page, head, value[:, None]]
+
+    def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """See `engine.interfaces.attention.AttentionBackend.move`."""
+        assert isinstance(cache, CpuLayerCache) and source.is_contiguous() and destination.is_contiguous()
+        Attention.move(cache.paged, source.data_ptr(), destination.data_ptr(), len(source))
+
     def forward(
         self,
         layer: AttentionLayer,
@@ -95,12 +118,13 @@ class CpuAttentionBody:
         result = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         sums = lse if lse is None or _dense_float(lse) else torch.empty(lse.shape, dtype=torch.float32)
         sinks, slopes = layer.sinks, layer.alibi_slopes
+        trees = (plan.hidden,) if plan.hidden else ()
         kernels.forward(
             DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1), result.data_ptr(),
             0 if sums is None else sums.data_ptr(), plan.query_start_loc, plan.block_table, plan.table_stride,
             plan.kv_index, plan.num_rows, plan.num_tokens, paged, layer.scale, layer.need.soft_cap or 0.0,
             layer.group.sliding_window or 0, 0 if sinks is None else sinks.data_ptr(),
-            0 if slopes is None else slopes.data_ptr(),
+            0 if slopes is None else slopes.data_ptr(), *trees,
         )  # fmt: skip
         if result is not out:
             out.copy_(result)

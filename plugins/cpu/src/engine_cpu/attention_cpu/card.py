@@ -9,7 +9,7 @@ from engine_cpu.levels import LevelOptions, not_run
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
-FEATURES = frozenset({"kv_index", "sinks", "alibi", "lse"})
+FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "lse"})
 
 
 class CpuAttentionOptions(LevelOptions):
@@ -50,6 +50,8 @@ class CpuAttention(AttentionCard):
             if need.kind != "encoder" and need.block_size % 2:
                 reasons.append(f"blocks of {need.block_size} tokens, an odd number, are not served in bfloat16")
         reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
+        if need.features >= {"tree", "alibi"}:
+            reasons.append("slopes are not served with trees of drafts (features 'alibi' and 'tree')")
         return reasons
 
     @classmethod

@@ -22,7 +22,8 @@ class CpuPlan:
 
     Args:
         num_rows, num_tokens: R and T.
-        query_start_loc, block_table, slot_mapping, kv_index: addresses; kv_index 0: each query sees its whole row.
+        query_start_loc, block_table, slot_mapping, kv_index, hidden: addresses; kv_index 0: each query sees its whole
+            row; hidden 0: there are no trees.
         table_stride: int32 from one row of the table to the next.
         whole: of layers without a cache.
         kept: what lies at the addresses.
@@ -35,6 +36,7 @@ class CpuPlan:
     table_stride: int
     slot_mapping: int
     kv_index: int
+    hidden: int
     whole: WholeRows | None
     kept: tuple[Any, ...]
 
@@ -42,7 +44,7 @@ class CpuPlan:
     def of(cls, batch: AttentionBatch, without_cache: bool) -> CpuPlan:
         """For batches of as many rows and tokens as this one."""
         whole = WholeRows(batch.num_rows, batch.num_tokens) if without_cache else None
-        return cls(batch.num_rows, batch.num_tokens, 0, 0, 0, 0, 0, whole, ())
+        return cls(batch.num_rows, batch.num_tokens, 0, 0, 0, 0, 0, 0, whole, ())
 
     def fill(self, batch: AttentionBatch) -> None:
         """Take the batch's addresses, which are those of the last one where it lies in the same memory."""
@@ -53,7 +55,8 @@ class CpuPlan:
         self.table_stride = table.stride(0)
         self.slot_mapping = slots.data_ptr()
         self.kv_index = batch.kv_index.data_ptr() if whole is None else 0
-        self.kept = (batch.query_start_loc, table, slots, batch.kv_index)
+        self.hidden = 0 if batch.hidden is None else batch.hidden.data_ptr()
+        self.kept = (batch.query_start_loc, table, slots, batch.kv_index, batch.hidden)
         if whole is not None:
             whole.fill(batch)
 

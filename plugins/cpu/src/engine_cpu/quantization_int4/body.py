@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from engine.interfaces.quantization import check_layer
+from engine.interfaces.quantization import LayerShape, StoredTensor, plain_tensors
 from engine_cpu.packed import Packed, PackedLinear
 from engine_cpu.quantization_int8.body import check_inputs
+from engine_kit.plain_layer import plain_layer
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -24,13 +26,17 @@ class Int4Body:
         self._head_bits = options.head_bits
         self._layers = PackedLinear("quantization", options.level)
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
-        """weight [O, I], bias [O]. Raises ConfigError for a head of too many inputs for 8 bits."""
-        check_layer(kind, weight, bias)
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        """A plain layer's."""
+        return plain_tensors(layer)
+
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Packed:
+        """Raises ConfigError for a head of too many inputs for 8 bits."""
+        weight, bias = plain_layer(layer, tensors)
         if weight.dtype not in (torch.float32, torch.bfloat16):
             weight = weight.float()
-        if kind == "head" and self._head_bits == 8:
-            check_inputs(kind, weight)
+        if layer.kind == "head" and self._head_bits == 8:
+            check_inputs(layer.kind, weight)
             return self._layers.pack("int8", weight, bias)
         return self._layers.pack("int4", weight, bias, self._group_size)
 

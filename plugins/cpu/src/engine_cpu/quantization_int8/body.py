@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from engine.interfaces.quantization import check_layer
+from engine.interfaces.quantization import LayerShape, StoredTensor, plain_tensors
 from engine.types.errors import ConfigError
 from engine_cpu.packed import MOST_INPUTS, Packed, PackedLinear
+from engine_kit.plain_layer import plain_layer
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -22,10 +24,14 @@ class Int8Body:
         options: Int8Options = context.options
         self._layers = PackedLinear("quantization", options.level)
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
-        """weight [O, I], bias [O]; the same way for layers of every kind. Raises ConfigError for too many inputs."""
-        check_layer(kind, weight, bias)
-        check_inputs(kind, weight)
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        """A plain layer's."""
+        return plain_tensors(layer)
+
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Packed:
+        """The same way for layers of every kind. Raises ConfigError for too many inputs."""
+        weight, bias = plain_layer(layer, tensors)
+        check_inputs(layer.kind, weight)
         if weight.dtype not in (torch.float32, torch.bfloat16):
             weight = weight.float()
         return self._layers.pack("int8", weight, bias)

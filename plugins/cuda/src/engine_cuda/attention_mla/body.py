@@ -76,6 +76,11 @@ class TritonLatentAttentionBody:
             BLOCK_T=WRITTEN, num_warps=4,
         )  # fmt: skip
 
+    def read(self, group: KVGroup, cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `engine.interfaces.latent_attention.LatentAttentionBackend.read`."""
+        vectors = cache[slots // group.tokens_per_block, slots % group.tokens_per_block]
+        return vectors[:, : -group.rope_size], vectors[:, -group.rope_size :]
+
     # -- plans -------------------------------------------------------------------------------------------------------
     def plan(self, batch: AttentionBatch, group: KVGroup, out: MLAPlan | None = None) -> MLAPlan:
         """The step's launches. The kernels read the batch's own tensors."""

@@ -99,6 +99,16 @@ class TritonAttentionBody:
             BLOCK_T=WRITTEN, num_warps=4,
         )  # fmt: skip
 
+    def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `engine.interfaces.attention.AttentionBackend.read`."""
+        where = (slots // group.tokens_per_block, slice(None), slots % group.tokens_per_block)
+        return cache.k[where], cache.v[where]
+
+    def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """See `engine.interfaces.attention.AttentionBackend.move`."""
+        where = (destination // group.tokens_per_block, slice(None), destination % group.tokens_per_block)
+        cache.k[where], cache.v[where] = self.read(group, cache, source)
+
     # -- plans -------------------------------------------------------------------------------------------------------
     def plan(self, batch: AttentionBatch, group: KVGroup, out: TritonPlan | None = None) -> TritonPlan:
         """The step's division into programs, made on the device."""
@@ -193,6 +203,7 @@ class TritonAttentionBody:
             SINKS=layer.sinks is not None,
             ALIBI=layer.alibi_slopes is not None,
             LSE=lse is not None,
+            TREE=plan.cached and batch.hidden is not None,
             FUSED=cap is None and layer.alibi_slopes is None and layer.scale > 0,
             WIDEN=widens(q.dtype, self._interpreted),
         )
@@ -201,7 +212,7 @@ class TritonAttentionBody:
             lse,
             q,
             (k, v),
-            (batch.block_table, work.items, batch.kv_index),
+            (batch.block_table, work.items, batch.kv_index, batch.hidden),
             tuple(scratch),
             layer.sinks,
             layer.alibi_slopes,

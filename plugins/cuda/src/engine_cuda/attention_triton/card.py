@@ -12,7 +12,7 @@ from engine_cuda.interpreter import wrong_device
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """With the bytes of an element."""
-FEATURES = frozenset({"kv_index", "sinks", "alibi", "lse"})
+FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "lse"})
 LARGEST_HEAD = 256
 
 
@@ -56,6 +56,8 @@ class TritonAttention(AttentionCard):
         if need.head_size > LARGEST_HEAD:
             reasons.append(f"heads of {need.head_size} elements are not served, only up to {LARGEST_HEAD}")
         reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
+        if need.features >= {"tree", "alibi"}:
+            reasons.append("slopes are not served with trees of drafts (features 'alibi' and 'tree')")
         return reasons
 
     @classmethod

@@ -26,6 +26,15 @@ AT_ONCE = 16
 
 
 @triton.jit
+def ones(bits):
+    """int32; how many bits of int64 numbers are set (SWAR: the sums of ever more bits, side by side)."""
+    pairs = bits - ((bits >> 1) & 0x5555555555555555)
+    fours = (pairs & 0x3333333333333333) + ((pairs >> 2) & 0x3333333333333333)
+    bytes_ = (fours + (fours >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return ((bytes_ * 0x0101010101010101) >> 56).to(tl.int32)
+
+
+@triton.jit
 def _work(rows, lengths, shape, CACHED: tl.constexpr):
     """(first token, tokens, units, tiles of keys) of some rows; after the last row comes one of padding tokens.
 
@@ -54,7 +63,7 @@ COUNTS = ("num_rows", "num_tokens", "first_list", "bound_short", "bound_long")
 @triton.jit(do_not_specialize=COUNTS)
 def plan_kernel(
     items,  # int32 [bound_short + bound_long, FIELDS]
-    step,  # query_start_loc, seq_lens, kv_index
+    step,  # query_start_loc, seq_lens, kv_index, and for TREE hidden
     num_rows,
     num_tokens,
     window,  # 0: none
@@ -68,13 +77,14 @@ def plan_kernel(
     bound_long,
     CACHED: tl.constexpr,
     ONE: tl.constexpr,  # every row has one token
+    TREE: tl.constexpr,  # see `Form`
     BQ: tl.constexpr,  # a power of two, both of unit_queries at least
     ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
     """Program (r, i) writes the items of row r in list i: rows of up to unit_queries[0] tokens, and the longer ones."""
-    query_start_loc, seq_lens, kv_index = step
+    query_start_loc, seq_lens, kv_index, hidden = step
     own = tl.program_id(0)
     is_long = tl.program_id(1) + first_list == 1
     bq = tl.where(is_long, unit_queries[1], unit_queries[0])
@@ -143,12 +153,17 @@ def plan_kernel(
                 mask_q = (offs_q[None] < queries[:, None]) & (number >= 0)[:, None] & (own < num_rows)
                 index = tl.load(kv_index + token[:, None] + offs_q[None], mask=mask_q, other=0).to(tl.int32)
                 highest = tl.max(tl.where(mask_q, index, -1), 1)
-                lowest = tl.min(tl.where(mask_q, index, 0x7FFFFFFF), 1)
+                all_before, position = index, index  # what each sees all keys up to
+                if TREE:
+                    bits = tl.load(hidden + token[:, None] + offs_q[None], mask=mask_q, other=0)
+                    all_before = tl.maximum(-1, tl.where(bits == 0, index, index - 64))
+                    position = index - ones(bits)
+                lowest = tl.min(tl.where(mask_q, all_before, 0x7FFFFFFF), 1)
                 last = highest + 1  # 0 for padding, and where no query sees anything
                 all_from, all_to = tl.zeros_like(last), lowest + 1
                 first = tl.zeros_like(last)
                 if window > 0:
-                    lowest = tl.min(tl.where(mask_q & (index >= 0), index, 0x7FFFFFFF), 1)
+                    lowest = tl.min(tl.where(mask_q & (index >= 0), position, 0x7FFFFFFF), 1)
                     first = tl.minimum(last, tl.maximum(0, lowest - window + 1))
                     all_from = tl.maximum(0, highest - window + 1)
             else:

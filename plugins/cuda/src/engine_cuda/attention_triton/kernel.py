@@ -13,7 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from engine_cuda.attention_triton.items import FIELDS
+from engine_cuda.attention_triton.items import FIELDS, ones
 
 LOG2E = 1.4426950408889634
 
@@ -28,7 +28,7 @@ class Form(NamedTuple):
         BLOCK_M: rows of a tile, which are queries, and within each the heads that share a KV head. BLOCK_N: its keys.
         ONE: a unit is one query. SHORT: rows of few tokens.
         CACHED: keys and values are the cache's; else this step's.
-        WINDOW, CAP, SINKS, ALIBI, LSE: what there is.
+        WINDOW, CAP, SINKS, ALIBI, LSE: what there is. TREE: queries may not see all keys before them.
         FUSED: scores need no more than the scale, which goes into the exponential.
         WIDEN: compute in float32.
         FIELDS: int32 of an item.
@@ -50,6 +50,7 @@ class Form(NamedTuple):
     SINKS: bool
     ALIBI: bool
     LSE: bool
+    TREE: bool
     FUSED: bool
     WIDEN: bool
     FIELDS: int = FIELDS
@@ -76,13 +77,14 @@ def _span(
 ):
     """Take in the keys begin .. end - 1, a tile at a time; MASKED: not all of them are seen by all queries.
 
-    queries: (q [BLOCK_M, BLOCK_D], their positions, their slopes). cached: (k, v, the row's block table, the row's
-    first token). strides: of keys and values: page, token of k, token of v. scores: (scale, cap, window).
+    queries: (q [BLOCK_M, BLOCK_D], their places, their slopes, their bits and positions, see `AttentionBatch`; without
+    trees both are places). cached: (k, v, the row's block table, the row's first token). strides: of keys and values:
+    page, token of k, token of v. scores: (scale, cap, window).
     """
     PAGE: tl.constexpr = FORM.PAGE
     BLOCK_N: tl.constexpr = FORM.BLOCK_N
     PADDED: tl.constexpr = FORM.HEAD_SIZE < FORM.BLOCK_D
-    q, positions, slope = queries
+    q, positions, slope, hidden, counted = queries
     k, v, table, base = cached
     stride_page, stride_k, stride_v = strides
     scale, cap, window = scores
@@ -124,10 +126,14 @@ def _span(
         if MASKED:
             if FORM.CACHED:
                 mask = mask_n[None] & (offs_n[None] <= positions[:, None])
+                if FORM.TREE:
+                    before = positions[:, None] - offs_n[None]
+                    bit = (hidden[:, None] >> tl.minimum(tl.maximum(before, 0), 63).to(tl.int64)) & 1
+                    mask &= (before > 63) | (bit == 0)
                 if FORM.WINDOW:
-                    mask &= offs_n[None] > positions[:, None] - window
-                    if not FORM.ONE:  # between queries that lie apart, what no window reaches may be stale
-                        values = tl.where((tl.max(mask.to(tl.int32), 0) > 0)[:, None], values, 0.0)
+                    mask &= offs_n[None] > counted[:, None] - window
+                if FORM.WINDOW and not FORM.ONE:  # between queries that lie apart, what no window reaches may be stale
+                    values = tl.where((tl.max(mask.to(tl.int32), 0) > 0)[:, None], values, 0.0)
             else:
                 mask = mask_n[None] & (positions[:, None] >= 0)
         if FORM.FUSED:  # the scale is positive, and goes into the exponential
@@ -164,7 +170,7 @@ def attention_kernel(
     lse,  # float32 [T, Hq], or None
     q,  # [T, Hq, D]
     kv,  # keys and values: of the cache; without one, this step's
-    step,  # block table int32 [R, blocks], items int32 [n, FIELDS], kv_index int64 [T]
+    step,  # block table int32 [R, blocks], items int32 [n, FIELDS], kv_index int64 [T], hidden int64 [T], or None
     scratch,  # see `_Scratch` of the body
     sinks,  # float32 [Hq], or None
     slopes,  # the same
@@ -185,7 +191,7 @@ def attention_kernel(
     PARTS: tl.constexpr = (GROUP + PACKED - 1) // PACKED
     HEADS: tl.constexpr = FORM.KV_HEADS * PARTS
     LOG2E: tl.constexpr = 1.4426950408889634
-    table, items, kv_index = step
+    table, items, kv_index, hidden = step
     pid = tl.program_id(0)
     head, item = pid % HEADS, items + (pid // HEADS) * FORM.FIELDS
     kv_head, part = head // PARTS, head % PARTS
@@ -213,6 +219,10 @@ def attention_kernel(
         positions = tl.load(kv_index + offs_t, mask=mask_m, other=-1).to(tl.int32)
     else:
         positions = tl.where(mask_m, token + query - base, -1)
+    bits, counted = positions, positions
+    if FORM.TREE:
+        bits = tl.load(hidden + offs_t, mask=mask_m, other=0)
+        counted = positions - ones(bits)
     slope = tl.zeros((BLOCK_M,), tl.float32)
     if FORM.ALIBI:
         slope = tl.load(slopes + q_head, mask=mask_m, other=0.0) * LOG2E
@@ -226,7 +236,7 @@ def attention_kernel(
         table + row.to(tl.int64) * table_stride,
         base,
     )
-    asked = (queries, positions, slope)
+    asked = (queries, positions, slope, bits, counted)
     strides = (kv_strides[0], kv_strides[1], kv_strides[2])
     if FORM.SHORT:
         # Memory is what it waits for: one loop whose loads run ahead without a break is worth more than fewer masks.

@@ -123,7 +123,7 @@ class TritonPlan:
         short, long = division.short, division.long
         plan_kernel[(batch.num_rows + 2, len(self.lists))](
             self._items,
-            (batch.query_start_loc, batch.seq_lens, batch.kv_index),
+            (batch.query_start_loc, batch.seq_lens, batch.kv_index, batch.hidden),
             batch.num_rows,
             batch.num_tokens,
             self._window,
@@ -137,6 +137,7 @@ class TritonPlan:
             bounds.get(True, 0),
             CACHED=self.cached,
             ONE=self.one_each,
+            TREE=self.cached and batch.hidden is not None,
             BQ=triton.next_power_of_2(max(work.queries for work in self.lists)),
             ROWS=ROWS,
             AT_ONCE=AT_ONCE,

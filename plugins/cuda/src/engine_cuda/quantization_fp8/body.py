@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from engine.interfaces.quantization import check_layer
+from engine.interfaces.quantization import LayerShape, StoredTensor, plain_tensors
 from engine.types.errors import ConfigError
 from engine_cuda.quantization_fp8.rows import FP8, quantize_rows, quantize_weight
+from engine_kit.plain_layer import plain_layer
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -66,9 +68,13 @@ class Fp8Body:
                 "it takes a GPU of compute capability 8.9 or later (Ada, Hopper); leave --quantization out",
             ) from error
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Fp8Layer:
-        """weight [O, I], bias [O]; the same way for layers of every kind."""
-        check_layer(kind, weight, bias)
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        """A plain layer's."""
+        return plain_tensors(layer)
+
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Fp8Layer:
+        """The same way for layers of every kind."""
+        weight, bias = plain_layer(layer, tensors)
         outputs, inputs = (-(-size // UNIT) * UNIT for size in weight.shape)
         codes, scales = quantize_weight(weight, outputs, inputs, self._per_channel)
         if bias is not None:

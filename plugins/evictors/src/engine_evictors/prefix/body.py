@@ -8,6 +8,9 @@ A page's value is the time of its release (a clock that counts released pages) p
 sequence that branched off after it, `share_weight` turnovers of the cache. As in GreedyDual (Young, 1994; Cao and
 Irani, 1997) the clock overtakes every bonus, so that nothing stays for ever. Sharing is counted at branches and not
 at hits, because a conversation finds its own pages with every turn, and those are of no use once it has ended.
+
+A leaf that comes up while it is retained is put aside, see `engine_kit.retained_pages`, and comes back into the heap
+when its time is over. As long as it is cached, the pages before it do not ripen.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine_kit.retained_pages import RetainedPages
+
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
     from engine_evictors.prefix.card import PrefixOptions
@@ -27,7 +32,7 @@ _NONE = 0
 
 
 class Prefix:
-    """The order of candidates; see `engine.interfaces.evictor.Evictor`."""
+    """The order of candidates; see `engine.interfaces.evictor.RetainingEvictor`."""
 
     def __init__(self, context: CoreContext) -> None:
         options: PrefixOptions = context.options
@@ -36,6 +41,7 @@ class Prefix:
         """Of one branch, in ticks of the clock."""
         self._clock = 0
         self._num_pages = context.num_pages
+        self._retained = RetainedPages(context.num_pages, context.clock.monotonic)
         self.reset()
 
     def reset(self) -> None:
@@ -54,9 +60,11 @@ class Prefix:
         self._heap: list[tuple[float, int, int]] = []
         """(value, stamp, page) of ripe candidates, and of some that are so no more."""
         self._len = 0
+        self._retained.reset()
 
     def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
         """Hang new leaves into the tree. A page that is committed anew holds other content: its past is forgotten."""
+        self._retained.forget(pages)
         for page, parent in zip(pages.tolist(), parents.tolist(), strict=True):
             if self._cached[page]:
                 self._cut(page)
@@ -77,6 +85,7 @@ class Prefix:
 
     def on_touch(self, pages: np.ndarray) -> None:
         """No candidates for now."""
+        self._retained.take_back(pages)
         for page in pages.tolist():
             if self._stamp[page]:
                 self._stamp[page] = _NONE
@@ -96,24 +105,41 @@ class Prefix:
             self._heap = [entry for entry in self._heap if self._stamp[entry[2]] == entry[1]]
             heapify(self._heap)
 
+    def retain(self, pages: np.ndarray, priorities: np.ndarray, until: np.ndarray) -> None:
+        self._retained.retain(pages, priorities, until)
+
     def victims(self, n: int, table: int) -> np.ndarray:
         """The n least valuable leaves; a parent ripens when its last child goes. See the interface."""
         found: list[int] = []
+        for page in self._retained.over(self._num_pages).tolist():
+            heappush(self._heap, (self._value[page], self._stamp[page], page))
         while len(found) < n and self._len:
             page = self._ripest()
             found.append(page)
             self._stamp[page] = _NONE
             self._len -= 1
             self._cut(page)
-        return np.array(found, np.int32)
+        victims = np.array(found, np.int32)
+        self._retained.forget(victims)
+        return victims
 
     def _ripest(self) -> int:
-        """Take the best entry off the heap. Where every candidate has a cached child that is no candidate (a request
-        holds the end of a sequence whose beginning left its sliding window), the oldest candidate goes."""
+        """Take the best entry off the heap, or where all ripe ones are retained, the one of the lowest priority. Where
+        every candidate has a cached child that is no candidate (a request holds the end of a sequence whose beginning
+        left its sliding window), the oldest candidate goes."""
         while self._heap:
-            _, stamp, page = heappop(self._heap)
-            if self._stamp[page] == stamp and not self._children[page]:
+            value, stamp, page = heappop(self._heap)
+            if self._stamp[page] != stamp or self._children[page]:
+                continue
+            one = np.array([page], np.int32)
+            if not self._retained.among(one)[0]:
                 return page
+            self._retained.take_back(one)  # it may have ripened anew
+            self._retained.put_aside(one, np.array([value]))
+        while len(self._retained):
+            (page,) = self._retained.lowest(1).tolist()
+            if not self._children[page]:
+                return page  # the others come into the heap when their last child goes
         return min((page for page, stamp in enumerate(self._stamp) if stamp), key=self._stamp.__getitem__)
 
     def _cut(self, page: int) -> None:
@@ -144,5 +170,7 @@ class Prefix:
         assert sum(stamp != _NONE for stamp in self._stamp) == self._len
         assert all(self._cached[page] for page, stamp in enumerate(self._stamp) if stamp)
         living = {page for _, stamp, page in self._heap if self._stamp[page] == stamp}
+        living.update(self._retained.aside().tolist())
+        self._retained.check_integrity()
         ripe = {page for page, stamp in enumerate(self._stamp) if stamp and not self._children[page]}
         assert ripe <= living, f"ripe pages {sorted(ripe - living)[:8]} are not in the heap"

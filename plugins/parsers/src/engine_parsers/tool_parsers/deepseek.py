@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.interfaces.context import FrontContext
-from engine.interfaces.tool_parser import CallForm, CallTag, ToolStream
-from engine.types.tools import FunctionTool
+from engine.interfaces.tool_parser import CallForm, CallTag, FunctionTool, ToolStream
 from engine_kit.tool_text import ToolText, literal, skip
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

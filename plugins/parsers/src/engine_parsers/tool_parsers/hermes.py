@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 
 from engine.interfaces.context import FrontContext
-from engine.interfaces.tool_parser import CallForm, CallTag, ToolStream
-from engine.types.tools import FunctionTool
+from engine.interfaces.tool_parser import CallForm, CallTag, FunctionTool, ToolStream
 from engine_kit.call_object import CallObject
 from engine_kit.tool_text import ToolText, literal, skip
 

@@ -8,8 +8,7 @@ import string
 from collections.abc import Sequence
 
 from engine.interfaces.context import FrontContext
-from engine.interfaces.tool_parser import CallForm, ToolStream
-from engine.types.tools import FunctionTool
+from engine.interfaces.tool_parser import CallForm, FunctionTool, ToolStream
 from engine_kit.call_object import CallObject
 from engine_kit.tool_text import MAX_NAME, ToolText, literal, skip
 

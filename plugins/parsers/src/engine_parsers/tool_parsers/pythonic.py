@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from engine.interfaces.context import FrontContext
-from engine.interfaces.tool_parser import CallForm, ToolStream
-from engine.types.tools import FunctionTool
+from engine.interfaces.tool_parser import CallForm, FunctionTool, ToolStream
 from engine_kit.tool_text import ToolText, literal, skip
 from engine_parsers.tool_parsers.python_arguments import PythonArguments
 

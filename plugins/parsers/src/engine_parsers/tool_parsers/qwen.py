@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.interfaces.context import FrontContext
-from engine.interfaces.tool_parser import CallForm, ToolStream
-from engine.types.tools import FunctionTool
+from engine.interfaces.tool_parser import CallForm, FunctionTool, ToolStream
 from engine_kit.call_object import CallObject
 from engine_kit.json_stream import JsonStream, escaped
 from engine_kit.tool_text import ToolText, begun, literal, skip

@@ -74,12 +74,15 @@ export class Live {
     at("waiting").textContent = whole(stats.num_waiting ?? 0);
     at("preemptions").textContent = whole(stats.num_preemptions ?? 0);
     at("hits").textContent = share(stats.prefix_hits, stats.prefix_queries);
+    const sources = Object.entries(news.sources ?? {}).filter(([name]) => !["device", "computed"].includes(name));
+    const others = sources.map(([name, count]) => `; ${share(count, stats.prefix_queries)} from ${name}`).join("");
     at("hits-note").textContent = stats.prefix_queries
-      ? `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)} prompt tokens`
+      ? `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)} prompt tokens${others}`
       : "no prompt yet";
     at("drafts").textContent = share(stats.num_accepted_drafts, stats.num_drafts);
     at("drafts-note").textContent = stats.num_drafts
-      ? `${whole(stats.num_accepted_drafts)} of ${whole(stats.num_drafts)} drafts`
+      ? `${whole(stats.num_accepted_drafts)} of ${whole(stats.num_drafts)} drafts; by place ` +
+        stats.accepted_drafts_at.map((count) => share(count, stats.num_draft_rows)).join(", ")
       : "nothing was drafted";
     this.#spark(news.time);
     this.#pages(news.pages);
@@ -141,6 +144,8 @@ export class Live {
     const saved = sum((page) => page.saved);
     const cell = Math.max(1, ...pages.map((page) => page.per_cell));
     const notes = [saved ? `Sharing saves ${whole(saved)} pages now.` : ""];
+    const retained = sum((page) => page.retained);
+    if (retained) notes.push(`${whole(retained)} pages are retained for requests that come back.`);
     if (cell > 1) notes.push(`A cell stands for ${cell} pages, and shows the most shared of them.`);
     const left = total - sum((page) => page.drawn);
     if (left) notes.push(`${whole(left)} more pages, all free, are not drawn.`);

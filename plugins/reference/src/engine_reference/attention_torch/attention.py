@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -110,7 +110,7 @@ def forward_encoder(
 
 
 class TorchAttentionBody:
-    """Paged attention with grouped heads, sliding window, soft cap, sinks, ALiBi and any `kv_index`."""
+    """Paged attention with grouped heads, sliding window, soft cap, sinks, ALiBi, any `kv_index` and trees."""
 
     capture_level: CaptureLevel = "none"
     """A plan's shapes follow the lengths of the step, so what it launches cannot be replayed for the next one."""
@@ -139,6 +139,16 @@ class TorchAttentionBody:
         del layer
         where = (plan.page, slice(None), plan.offset)
         cache.k[where], cache.v[where] = stored(k, v, cache.k.dtype)
+
+    def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `engine.interfaces.attention.AttentionBackend.read`."""
+        where = (slots // group.tokens_per_block, slice(None), slots % group.tokens_per_block)
+        return cache.k[where], cache.v[where]
+
+    def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """See `engine.interfaces.attention.AttentionBackend.move`."""
+        where = (destination // group.tokens_per_block, slice(None), destination % group.tokens_per_block)
+        cache.k[where], cache.v[where] = self.read(group, cache, source)
 
     def forward(
         self,
@@ -207,7 +217,12 @@ def _prefill(
     at_once = max(1, MAX_SCORES // max(1, num_heads * len(row.table) * per_block))
     for start in range(row.start, row.stop, at_once):
         stop = min(start + at_once, row.stop)
-        index = row.kv_index[start - row.start : stop - row.start]
+        queries = slice(start - row.start, stop - row.start)
+        index = position = row.kv_index[queries]
+        branches = None
+        if row.hidden is not None:
+            branches = _Branches.of(row.hidden[queries])
+            position = index - branches.counts[:, -1]
         lowest, highest = (int(bound) for bound in index.aminmax())
         blind = None
         if highest < 0:
@@ -215,7 +230,8 @@ def _prefill(
             continue
         if lowest < 0:
             blind = index < 0
-            lowest = int(index[~blind].min())
+        if blind is not None or branches is not None:
+            lowest = int(position[index >= 0].min())
         first_key = 0 if window is None else max(0, lowest - window + 1)
         first_block, last_block = first_key // per_block, highest // per_block
         pages = row.table[first_block : last_block + 1]
@@ -223,16 +239,20 @@ def _prefill(
         keys = _gather_row(cache.k, pages, inside, q.dtype)
         values = _gather_row(cache.v, pages, inside, q.dtype)
         key = torch.arange(first_key, highest + 1, device=q.device)
-        hidden = key > index.unsqueeze(1)
+        before = index.unsqueeze(1) - key  # places between a query and a key
+        hidden = before < 0
+        if branches is not None:
+            hidden |= branches.hide(before)
         if window is not None:
-            hidden |= key <= index.unsqueeze(1) - window
+            hidden |= key <= position.unsqueeze(1) - window
             # Between queries that lie far apart, keys that no window reaches may be stale.
             values.masked_fill_(hidden.all(dim=0)[:, None], 0)
-        queries = q[start:stop].view(stop - start, heads, -1, size).permute(1, 2, 0, 3)
-        scores = scores_of(layer, queries.reshape(heads, -1, size), keys)
+        grouped = q[start:stop].view(stop - start, heads, -1, size).permute(1, 2, 0, 3)
+        scores = scores_of(layer, grouped.reshape(heads, -1, size), keys)
         scores = scores.view(num_heads, stop - start, len(key))
         if layer.alibi_slopes is not None:
-            scores.sub_(layer.alibi_slopes.to(scores.dtype).view(-1, 1, 1) * (key - index.unsqueeze(1)).abs())
+            distance = before.abs() if branches is None else before - branches.between(before)
+            scores.sub_(layer.alibi_slopes.to(scores.dtype).view(-1, 1, 1) * distance)
         scores.masked_fill_(hidden, -torch.inf)
         sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
         weights, total = weights_of(scores, sinks, lse is not None, blind)
@@ -240,6 +260,32 @@ def _prefill(
         out[start:stop] = result.permute(2, 0, 1, 3).reshape(stop - start, num_heads, size)
         if lse is not None and total is not None:
             lse[start:stop] = total.T
+
+
+class _Branches(NamedTuple):
+    """What the nodes of a tree of drafts do not see, see `engine.interfaces.attention.AttentionBatch.hidden`.
+
+    Args:
+        bits: int64 [n, 64], 0 or 1; of each query's keys so many places before it.
+        counts: int64 [n, 64]; how many of them up to there.
+    """
+
+    bits: torch.Tensor
+    counts: torch.Tensor
+
+    @classmethod
+    def of(cls, hidden: torch.Tensor) -> _Branches:
+        """hidden: int64 [n]."""
+        bits = (hidden.unsqueeze(1) >> torch.arange(64, device=hidden.device)) & 1
+        return cls(bits, bits.cumsum(1))
+
+    def hide(self, before: torch.Tensor) -> torch.Tensor:
+        """bool [n, S]; which keys are not seen, that stand so many places before each query: int64 [n, S]."""
+        return self.bits.gather(1, before.clamp(0, 63)).bool() & (before < 64)
+
+    def between(self, before: torch.Tensor) -> torch.Tensor:
+        """int64 [n, S]; how many of those between each query and a key that it sees."""
+        return self.counts.gather(1, before.clamp(0, 63))
 
 
 def _gather(pages: torch.Tensor, chunk: DecodeChunk, rows: int, dtype: torch.dtype) -> torch.Tensor:

@@ -50,6 +50,11 @@ class TorchLatentAttentionBody:
         keys, values = stored(rope_key, latent, cache.dtype)
         cache[plan.page, plan.offset] = torch.cat((values, keys), dim=-1)
 
+    def read(self, group: KVGroup, cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `engine.interfaces.latent_attention.LatentAttentionBackend.read`."""
+        vectors = cache[slots // group.tokens_per_block, slots % group.tokens_per_block]
+        return vectors[:, : -group.rope_size], vectors[:, -group.rope_size :]
+
     def forward(
         self,
         layer: AttentionLayer,

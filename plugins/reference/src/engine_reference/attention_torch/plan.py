@@ -46,12 +46,14 @@ class PrefillRow:
         start, stop: its tokens.
         table: int32 [num_blocks]; its pages, those that left the window included (they are not read).
         kv_index: int64 [stop - start].
+        hidden: int64 [stop - start], see `engine.interfaces.attention.AttentionBatch`; None for none.
     """
 
     start: int
     stop: int
     table: torch.Tensor
     kv_index: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -157,5 +159,6 @@ def _prefill_rows(batch: AttentionBatch, group: KVGroup) -> list[PrefillRow]:
         start, stop = bounds[row], bounds[row + 1]
         num_blocks = -(-int(batch.seq_lens_bound[row]) // group.tokens_per_block)
         table = batch.block_table[row, :num_blocks]
-        rows.append(PrefillRow(start, stop, table, batch.kv_index[start:stop]))
+        hidden = None if batch.hidden is None else batch.hidden[start:stop]
+        rows.append(PrefillRow(start, stop, table, batch.kv_index[start:stop], hidden))
     return rows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from engine.interfaces.kv_connector import SwapUsage
+from engine.interfaces.kv_connector import KVConnectorScheduler, SwapUsage
 from engine.process import wire
 
 if TYPE_CHECKING:
@@ -26,16 +26,18 @@ class Copies(msgspec.Struct, kw_only=True):
     Args:
         out_page, out_place: int32 [m]; place out_place[i] gets what page out_page[i] holds.
         in_page, in_place: int32 [n]; page in_page[i] gets what place in_place[i] holds.
+        lost: int32 [k]; pages that were to be filled, and whose content has made room for others.
     """
 
     out_page: np.ndarray
     out_place: np.ndarray
     in_page: np.ndarray
     in_place: np.ndarray
+    lost: np.ndarray = msgspec.field(default_factory=lambda: _EMPTY)
 
 
-class HostScheduler:
-    """See `engine.interfaces.kv_connector.KVConnectorScheduler`."""
+class HostScheduler(KVConnectorScheduler):
+    """See there: what it keeps, it never loses."""
 
     def __init__(self, context: CoreContext) -> None:
         self._total = context.swap_space // context.layout.page_bytes
@@ -46,18 +48,22 @@ class HostScheduler:
         self._freed: list[np.ndarray] = []
         self._out: list[tuple[np.ndarray, np.ndarray]] = []
         self._in: list[tuple[np.ndarray, np.ndarray]] = []
+        self._lost: list[int] = []
 
     def swap_out(self, request_id: str, pages: np.ndarray) -> bool:
         assert request_id not in self._places
         if pages.size > self._num_free:
             return False
-        self._num_free -= pages.size
+        places = self._take_places(pages.size)
         self._num_used += pages.size
-        # From the lowest up, so that places in a row are copied in one piece.
-        places = self._free[self._num_free : self._num_free + pages.size][::-1].copy()
         self._places[request_id] = places
         self._out.append((pages, places))
         return True
+
+    def _take_places(self, n: int) -> np.ndarray:
+        """So many of the free places, from the lowest up: those in a row are copied in one piece."""
+        self._num_free -= n
+        return self._free[self._num_free : self._num_free + n][::-1].copy()
 
     def swap_in(self, request_id: str, places: np.ndarray, pages: np.ndarray) -> None:
         self._in.append((pages, self._places[request_id][places]))
@@ -67,17 +73,21 @@ class HostScheduler:
         self._freed.append(self._places.pop(request_id))
         self._num_used -= self._freed[-1].size
 
-    def plan_metadata(self) -> bytes | None:
+    def plan_section(self) -> bytes | None:
         for places in self._freed:
             self._free[self._num_free : self._num_free + places.size] = places[::-1]
             self._num_free += places.size
         self._freed.clear()
-        if not self._out and not self._in:
+        if not (self._out or self._in or self._lost):
             return None
         (out_page, out_place), (in_page, in_place) = _columns(self._out), _columns(self._in)
         self._out = []
         self._in = []
-        return wire.encode(Copies(out_page=out_page, out_place=out_place, in_page=in_page, in_place=in_place))
+        lost = np.array(self._lost, np.int32)
+        self._lost = []
+        return wire.encode(
+            Copies(out_page=out_page, out_place=out_place, in_page=in_page, in_place=in_place, lost=lost)
+        )
 
     def usage(self) -> SwapUsage:
         return SwapUsage(self._num_used, self._total)

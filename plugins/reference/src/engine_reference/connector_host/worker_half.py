@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.interfaces.kv_connector import KVTransferResult
+from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.process import wire
 from engine.types.errors import KVCacheTooSmallError
 from engine_reference.connector_host.scheduler_half import Copies
@@ -16,26 +16,29 @@ from engine_reference.connector_host.scheduler_half import Copies
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
-_NO_PAGES = np.empty(0, np.int32)
 
-
-class HostWorker:
-    """See `engine.interfaces.kv_connector.KVConnectorWorker`. Copies never fail: memory is there or the start ends."""
+class HostWorker(KVConnectorWorker):
+    """See there. Copies never fail: memory is there or the start ends."""
 
     chunk_bytes = 1 << 28
     """Of pinned memory in one piece, at most: torch rounds each up to a power of two, and a large swap space in one
     piece could take twice its size."""
 
     def __init__(self, context: WorkerContext) -> None:
-        self._num_places = context.start.swap_space // context.start.layout.page_bytes
+        page_bytes = context.start.layout.page_bytes
+        self._num_places = context.start.swap_space // page_bytes if page_bytes else 0  # a stage that caches nothing
         self._platform = context.platform
         self._decode = wire.decoder(Copies).decode
         self._pool = torch.empty(0, 0, dtype=torch.uint8)
         self._host: list[torch.Tensor] = []
+        self._copies: Copies | None = None
+        self._lost: list[int] = []
         self._per_chunk = 1
 
     def register(self, pool: torch.Tensor) -> None:
         self._pool = pool
+        if not self._num_places:
+            return
         num_bytes = self._num_places * pool.shape[1]
         try:
             if pool.device.type == "cpu" and self._platform is not None:
@@ -56,21 +59,28 @@ class HostWorker:
                 "lower --swap-space",
             ) from error
 
-    def save(self, metadata: bytes) -> None:
-        copies = self._decode(metadata)
-        for pages, host in self._pairs(copies.out_page, copies.out_place):
-            host.copy_(pages, non_blocking=True)
+    def begin(self, step_id: int, section: bytes | None) -> None:
+        self._copies = None if section is None else self._decode(section)
+        if self._copies is not None:
+            for pages, host in self._pairs(self._copies.out_page, self._copies.out_place):
+                host.copy_(pages, non_blocking=True)
 
-    def start_load(self, step_id: int, metadata: bytes) -> None:
-        copies = self._decode(metadata)
-        for pages, host in self._pairs(copies.in_page, copies.in_place):
-            pages.copy_(host, non_blocking=True)
+    def load(self, step_id: int) -> None:
+        if self._copies is not None:
+            for pages, host in self._pairs(self._copies.in_page, self._copies.in_place):
+                pages.copy_(host, non_blocking=True)
+            self._lost += self._copies.lost.tolist()
 
-    def step_result(self, step_id: int) -> KVTransferResult:
-        return KVTransferResult(_NO_PAGES)
+    def news(self) -> bytes | None:
+        """Pages whose content had made room before they were to be filled, as int32."""
+        lost = np.array(self._lost, np.int32)
+        self._lost.clear()
+        return lost.tobytes() or None
 
     def _pairs(self, pages: np.ndarray, places: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Pages of the pool and places in host memory, those that lie in a row on both sides together."""
+        if not self._num_places:
+            return
         for page, place, count in _runs(pages, places, self._per_chunk):
             chunk, first = divmod(place, self._per_chunk)
             yield self._pool[page : page + count], self._host[chunk][first : first + count]

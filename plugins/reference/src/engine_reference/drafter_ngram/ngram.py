@@ -18,6 +18,7 @@ from engine.interfaces.drafter import DraftRows, Drafts, DraftSession
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
+    from engine.interfaces.step import TargetStep
     from engine.types.plan import NewSlot
 
 
@@ -54,8 +55,8 @@ class NgramDrafterBody:
             return Drafts(drafts)  # a row without a match proposes its first tokens, in vain
         return Drafts(drafts, np.where(matched.numpy() > 0, rows.num_drafts, 0).astype(np.int32))
 
-    def accepted(self, rows: DraftRows, counts: torch.Tensor) -> None:
-        """Nothing is kept."""
+    def observe(self, step: TargetStep, session: DraftSession) -> None:
+        """Nothing is needed but tokens."""
 
 
 def longest_match(

@@ -1,7 +1,7 @@
 """The executor: plans out to every rank, answers back, and the end of all where one fails.
 
 Everything happens on the caller's thread: a future that is asked takes in what has come. A step is done when every
-rank has answered it, see `engine.interfaces.executor.StepMerge`.
+rank has answered it, see `engine_kit.ranks.StepMerge`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from engine.interfaces.executor import StepMerge, merge_ready, rank_starts
+from engine.interfaces.executor import rank_starts
 from engine.types.errors import ContractError, EngineDeadError, EngineError, rebuild_error
 from engine.types.start import WorkerReady, WorkerStart
+from engine_kit.ranks import StepMerge, merge_ready
 from engine_reference.executor_process.messages import Answer, Done, RankCall, RankFailed, RankReady, Sample, Step
 from engine_reference.executor_process.processes import Ranks
 

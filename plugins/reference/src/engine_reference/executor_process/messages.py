@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from engine.interfaces.executor import RankAnswer
 from engine.types.messages import Shutdown
 from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
+from engine_kit.ranks import RankAnswer
 
 
 class RankStart(msgspec.Struct, frozen=True):

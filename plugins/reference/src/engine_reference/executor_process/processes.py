@@ -11,7 +11,7 @@ import psutil
 
 from engine.process import wire
 from engine.process.child import Child
-from engine.process.link import wait_for_any
+from engine.process.wire import wait_for_any
 from engine.types.start import WorkerStart
 from engine_reference.executor_process.messages import News, Order, RankFailed, RankStart
 

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.interfaces.executor import RankAnswer
+from engine.plugin.loading import import_object
 from engine.process import wire
-from engine.process.importing import import_object
-from engine.process.logs import log_as
-from engine.process.run import Parent, run
+from engine.process.run import run
+from engine.process.wire import Parent
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Shutdown
 from engine.types.plan import StepPlan
+from engine_kit.logs import log_as
+from engine_kit.ranks import RankAnswer, call_worker
 from engine_reference.executor_process.messages import (
     Answer,
     Done,
@@ -117,7 +118,7 @@ class Rank:
 
     def _answer(self, worker: Worker, call: RankCall) -> Answer:
         try:
-            answer = Answer(self._rank, call.call_id, getattr(worker, call.method)(*call.args))
+            answer = Answer(self._rank, call.call_id, call_worker(worker, call.method, call.args))
             wire.encode(answer)  # what cannot travel is the call's error, not the process's
             return answer
         except EngineError as error:

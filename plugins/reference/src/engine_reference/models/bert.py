@@ -14,15 +14,14 @@ from engine.interfaces.model import LayerIterator, ModelContext, State
 from engine.modeling import (
     ColumnParallelLinear,
     Embedding,
-    LayerNorm,
     Linear,
     ModelBody,
     Module,
     QKVLinear,
     RowParallelLinear,
-    Table,
 )
-from engine.modeling.config import integer, number
+from engine_kit.encoder_layers import LayerNorm, Table
+from engine_kit.model_config import integer, number
 from engine_reference.models.bert_card import ACTIVATIONS, behind_padding
 
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from engine.interfaces.model import ModelCard, ModelFeature, ModelNeed
-from engine.modeling.config import architecture, bad_key, classifier, embedder, head_dim, integer, stored_dtype
-from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
 from engine.types.model import KVSpec, ModelDescription
+from engine_kit.model_config import (
+    architecture,
+    bad_key,
+    classifier,
+    embedder,
+    head_dim,
+    integer,
+    stored_dtype,
+    unsupported_ranks,
+)
 
 ACTIVATIONS = {"gelu": False, "gelu_python": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gelu_fast": True}
 """hidden_act -> whether it is gelu's approximation by tanh."""

@@ -14,7 +14,8 @@ import torch
 
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import Attention, Decoder, Embedding, GatedMLP, Linear, LMHead, Module, RMSNorm, Rotary, Stack
-from engine.modeling.config import Config, flag, integer, number, read_rope
+from engine_kit.model_config import Config, flag, integer, number, read_rope
+from engine_kit.rotary import make_rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,10 @@ class LlamaLayer(Module):
         self, context: ModelContext, index: int, rotary: Rotary, eps: float, features: Features, prefix: str
     ) -> None:
         model, config = context.description, context.description.config
-        spec = model.kv_specs[index]
+        spec, name = model.kv_specs[index], f"{prefix}.self_attn"
+        norms = None
+        if features.qk_norm:
+            norms = tuple(RMSNorm(context, spec.head_size, eps, f"{name}.{part}_norm") for part in "qk")
         self.attention_norm = RMSNorm(context, model.hidden_size, eps, f"{prefix}.input_layernorm")
         self.attention = Attention(
             context,
@@ -44,10 +48,10 @@ class LlamaLayer(Module):
             num_kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,
             rotary=rotary,
-            name=f"{prefix}.self_attn",
+            name=name,
             qkv_bias=features.qkv_bias,
             o_bias=features.o_bias,
-            qk_norm_eps=eps if features.qk_norm else None,
+            norms=norms,
         )
         self.mlp_norm = RMSNorm(context, model.hidden_size, eps, f"{prefix}.post_attention_layernorm")
         inner = integer(config, "intermediate_size")
@@ -71,7 +75,7 @@ class LlamaModel(Decoder):
         super().__init__(context)
         model, config = context.description, context.description.config
         eps, features = number(config, "rms_norm_eps", 1e-6), self.features(config)
-        rotary = Rotary(context, read_rope(config, model.kv_specs[0].head_size))
+        rotary = make_rotary(context, read_rope(config, model.kv_specs[0].head_size))
         self.embed = Embedding(context, model.vocab_size, model.hidden_size, "model.embed_tokens")
         self.layers = Stack(
             context,

@@ -7,18 +7,18 @@ from typing import Any, ClassVar
 import msgspec
 
 from engine.interfaces.model import ModelCard, ModelNeed
-from engine.modeling.config import (
+from engine.types.errors import EngineError
+from engine.types.model import ModelDescription
+from engine_kit.model_config import (
     classifier,
     describe_decoder,
     embedder,
     integer,
     layer_windows,
     read_rope,
+    unsupported_ranks,
     unsupported_rope,
 )
-from engine.modeling.parallel import unsupported_ranks
-from engine.types.errors import EngineError
-from engine.types.model import ModelDescription
 
 _SILU = ("silu", "swish")
 

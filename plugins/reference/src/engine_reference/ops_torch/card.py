@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
 
 DTYPES = frozenset({"float32", "bfloat16", "float16", "float64"})
-VARYING = frozenset({"pack_linear", "linear", "linear_heads", "gelu"})
+VARYING = frozenset({"pack_linear", "linear", "linear_heads", "gelu_mul", "gelu"})
 """Operations for which torch takes other instructions for other numbers of rows: a row's bits depend on them."""
 
 

@@ -62,6 +62,24 @@ class Drawing:
         first = wrong.flip(0).cummin(0).values.flip(0)[start[:-1]]
         return (first - start[:-1] + 1).int()
 
+    def verify_tree(
+        self, tokens: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, start: torch.Tensor, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many positions each row's path has, int32 [R], and which, int64 [R, depth + 1]. See
+        `engine.interfaces.ops.Ops.verify_tree`."""
+        n, at = len(tokens), start[:-1]
+        place = torch.arange(n, device=tokens.device)
+        row = torch.searchsorted(start, place, right=True) - 1
+        agrees = drafts == tokens[parents.clamp(min=0)]
+        counts, path = torch.ones_like(at), [at]
+        for _ in range(depth):
+            goes_on = agrees & (parents == at[row])
+            found = torch.full_like(at, n).scatter_reduce(0, row, torch.where(goes_on, place, n), "amin")
+            counts += found < n
+            at = torch.where(found < n, found, at)
+            path.append(at)
+        return counts.int(), torch.stack(path, dim=1)
+
 
 def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return draw_from(kept_weights(logits, rows), uniform(rows.seed, rows.position, PURPOSE_SAMPLE))

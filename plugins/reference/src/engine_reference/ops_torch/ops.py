@@ -64,9 +64,18 @@ class TorchOpsBody(Logits, Drawing):
         gate, up = widened(gate_up).chunk(2, dim=-1)
         return (F.silu(gate) * up).to(gate_up.dtype)
 
+    def gelu_mul(self, gate_up: torch.Tensor, tanh: bool) -> torch.Tensor:
+        """gate_up [T, 2 * I] -> gelu(gate, tanh) * up, [T, I]."""
+        gate, up = widened(gate_up).chunk(2, dim=-1)
+        return (F.gelu(gate, approximate="tanh" if tanh else "none") * up).to(gate_up.dtype)
+
     def gelu(self, x: torch.Tensor, tanh: bool) -> torch.Tensor:
         """x * Phi(x); with `tanh` by its approximation."""
         return F.gelu(widened(x), approximate="tanh" if tanh else "none").to(x.dtype)
+
+    def relu(self, x: torch.Tensor, squared: bool) -> torch.Tensor:
+        """max(x, 0); with `squared` its square."""
+        return F.relu(widened(x)).square().to(x.dtype) if squared else F.relu(x)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., H] / sqrt(mean(x^2) + eps) * weight [H]."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from engine.interfaces.context import WorkerContext
-from engine.interfaces.quantization import check_layer
+from engine.interfaces.quantization import LayerShape, StoredTensor, plain_tensors
+from engine_kit.plain_layer import plain_layer
 from engine_reference.quantization_absmax.card import AbsmaxOptions
 
 
@@ -36,9 +38,13 @@ class AbsmaxBody:
         self._bits = options.bits
         self._group_size = options.group_size
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
-        """weight [O, I], bias [O]; the same way for layers of every kind."""
-        check_layer(kind, weight, bias)
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        """A plain layer's."""
+        return plain_tensors(layer)
+
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Rounded:
+        """The same way for layers of every kind."""
+        weight, bias = plain_layer(layer, tensors)
         codes, scales = quantize(weight, self._bits, self._group_size)
         if self._bits == 4:
             codes = F.pad(codes, (0, codes.shape[1] % 2))

@@ -142,7 +142,7 @@ class ChatTemplates:
                 asked, f"the chat template is broken at line {error.lineno}: {error.message}", "mend the template"
             ) from error
         seen: dict[str, Any] = {"documents": None, **self._variables, **_plain(variables)}
-        seen["messages"] = [_message(message, asked) for message in messages]
+        seen["messages"] = [_message(message) for message in messages]
         seen["tools"] = None if tools is None else _plain(list(tools))
         seen["add_generation_prompt"] = add_generation_prompt
         try:
@@ -192,14 +192,9 @@ class ChatTemplates:
             return compiled
 
 
-def _message(message: Any, asked: str) -> dict[str, Any]:
+def _message(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: plain data, no keys that say None, reasoning under both of its names."""
-    plain = _plain(message)
-    if not isinstance(plain, dict):
-        raise TokenizerError(
-            asked, f"a message is {message!r:.80}, not a dict", 'pass {"role": "user", "content": "..."}'
-        )
-    plain = {key: value for key, value in plain.items() if value is not None}
+    plain = {key: value for key, value in _plain(message).items() if value is not None}
     reasoning = next((plain[key] for key in _REASONING if key in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tokenizer import TextStream
-from engine.types.errors import TokenizerError
+from engine.types.errors import InvalidRequestError, TokenizerError
+from engine_kit.chat_messages import template_variables, text_messages
 from engine_reference.tokenizer_hf.decoding import PieceDecoder, WindowDecoder
 from engine_reference.tokenizer_hf.files import TokenizerFiles, read_files
 from engine_reference.tokenizer_hf.pieces import compile_pieces
@@ -106,20 +107,25 @@ class HFTokenizerBody:
 
     def render_chat(
         self,
-        messages: Sequence[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template: str | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        return self._templates.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            template=template,
-            variables=variables,
-        )
+        try:
+            return self._templates.render(
+                text_messages(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                template=template,
+                variables=template_variables(variables),
+            )
+        except RecursionError as error:
+            raise InvalidRequestError(
+                f"chat with {len(messages)} messages", "the data in them is nested too deeply", "send flatter data"
+            ) from error
 
     def _skip(self, skip_special_tokens: bool) -> frozenset[int]:
         return self._special_ids if skip_special_tokens else frozenset()

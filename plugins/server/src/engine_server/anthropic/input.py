@@ -8,21 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from engine.interfaces.tool_parser import FunctionTool
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine.types.tools import FunctionTool
-from engine_server.bodies import Body, GeneratingBody, Objects, Strings, encoded, sampling_params
-from engine_server.conversation.tools import (
-    Choice,
-    ToolRequest,
-    chat_form,
-    check_chosen,
-    check_names,
-    function_tool,
-    read_tools,
-)
+from engine_server.bodies import Body, GeneratingBody, Objects, Strings, encoded
+from engine_server.conversation.reading import JSONObject, Messages, bad, texts
+from engine_server.conversation.tools import Choice, ToolRequest, chat_form, check_chosen, function_tool, read_tools
 from engine_server.conversation.turn import Conversation
-from engine_server.fields import JSONObject, bad
+from engine_server.state import sampling_params
 
 
 class CacheControl(Body):
@@ -180,62 +173,49 @@ def conversation(body: CountTokensBody) -> Conversation:
     """What a body says. Raises APIError, a 400 that says where."""
     if not body.messages:
         raise bad("messages", "is empty", "send at least one")
-    read = _Messages()
+    read = _Reader()
     if body.system is not None and (system := _texts(body.system, "system")):
         read.add("system", system)
     for i, message in enumerate(body.messages):
         read.take(message, f"messages.{i}")
     prefill = read.cut_prefill(f"messages.{len(body.messages) - 1}")
-    return Conversation(
-        messages=read.messages,
-        tools=tool_request(body),
-        variables=body.chat_template_kwargs,
-        prefill=prefill,
-    )
+    tools = tool_request(body)
+    return Conversation(messages=read.row, tools=tools, variables=body.chat_template_kwargs, prefill=prefill)
 
 
 def tool_request(body: CountTokensBody) -> ToolRequest:
     """What a body says of tools."""
-    choice = body.tool_choice
+    choice = body.tool_choice or ToolChoice(type="auto")
     if not body.tools:
-        if choice is not None and choice.type in ("any", "tool"):
+        if choice.type in ("any", "tool"):
             raise bad("tool_choice", f'is of type "{choice.type}", and there are no tools', "send tools")
         return ToolRequest()
-    tools = read_tools(body.tools, _tool)
-    check_names(tools)
-    choice = choice or ToolChoice(type="auto")
-    name = "" if choice.name is None else check_chosen(choice.name, tools)
-    given = tuple(chat_form(tool) for tool in tools)
-    return ToolRequest(tools, given, _CHOICES[choice.type], name, not choice.disable_parallel_tool_use)
+    offered = read_tools(body.tools, _tool)
+    name = "" if choice.name is None else check_chosen(choice.name, offered)
+    parallel = not choice.disable_parallel_tool_use
+    return ToolRequest(offered, chat_form(offered), _CHOICES[choice.type], name, parallel)
 
 
 def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
-    where = f"tools.{i}"
-    fields = {name: value for name, value in tool.items() if value is not None}
-    kind = fields.pop("type", "custom")
-    if kind != "custom":
-        raise bad(f"{where}.type", f"is {short(kind)}", 'send "custom": this server has no tools of its own')
-    _cache_control(fields.pop("cache_control", None), where)
-    if "input_schema" not in fields:
-        raise bad(f"{where}.input_schema", "is missing", "send a JSON schema of an object")
-    return function_tool(fields, where, "input_schema")
+    fields = JSONObject(tool, f"tools.{i}")
+    if (kind := fields.take("type") or "custom") != "custom":
+        raise bad(f"{fields.where}.type", f"is {short(kind)}", 'send "custom": this server has no tools of its own')
+    _take_mark(fields)
+    if fields.left.get("input_schema") is None:
+        raise bad(f"{fields.where}.input_schema", "is missing", "send a JSON schema of an object")
+    return function_tool(fields.left, fields.where, "input_schema")
 
 
-class _Messages:
+class _Reader(Messages):
     """Reads messages one after another. Those of one role in a row become one, as Anthropic's server has it."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._names: dict[str, str] = {}
-        """Of the functions called, by the id of the call."""
 
     def add(self, role: str, text: str) -> None:
         """A text of this role."""
-        last = self.messages[-1] if self.messages else None
+        last = self.row[-1] if self.row else None
         if last is not None and last["role"] == role:
             last["content"] = f"{last['content']}\n{text}" if last["content"] else text
         else:
-            self.messages.append({"role": role, "content": text})
+            self.row.append({"role": role, "content": text})
 
     def take(self, message: Mapping[str, Any], where: str) -> None:
         """One of Anthropic's messages."""
@@ -252,87 +232,58 @@ class _Messages:
 
     def cut_prefill(self, where: str) -> str:
         """Take away what the assistant says last: the answer begins with it. "" where the user has spoken last."""
-        last = self.messages[-1]
+        last = self.row[-1]
         if last["role"] != "assistant":
             return ""
         if strange := [name for name in ("tool_calls", "reasoning_content") if name in last]:
             kind = "tool_use" if strange[0] == "tool_calls" else "thinking"
             raise bad(where, f"ends the messages with a block of type {kind}", "let a message of the user follow")
-        self.messages.pop()
-        if not self.messages:
+        self.row.pop()
+        if not self.row:
             raise bad("messages", "holds no message of the user", "begin with one")
         return str(last["content"])
 
     def _block(self, role: str, block: JSONObject) -> None:
-        kind = block.one_of("type", _HERE[role])
-        match kind:
+        match block.one_of("type", _HERE[role]):
             case "text":
                 self.add(role, block.text("text"))
-                if block.take("citations"):
-                    raise bad(f"{block.where}.citations", "is not supported", "leave it out")
+                _no_citations(block)
             case "thinking":
                 block.take("signature")  # nothing depends on who has written the thoughts
-                self._assistant("reasoning_content", block.text("thinking"))
+                thoughts, said = block.text("thinking"), self.assistants()
+                before = said.get("reasoning_content")
+                said["reasoning_content"] = thoughts if before is None else f"{before}\n{thoughts}"
             case "tool_use":
-                self._call(block)
+                identity, name, given = block.text("id"), block.text("name"), block.take("input")
+                if not isinstance(given, Mapping):
+                    raise bad(f"{block.where}.input", f"is {short(given)}", "send an object")
+                self.call(identity, name, encoded(given).decode())
             case "tool_result":
-                self._result(block)
-        _cache_control(block.take("cache_control"), block.where)
+                identity, content = block.text("tool_use_id"), block.take("content")
+                text = _texts(content, f"{block.where}.content") if content is not None else ""
+                text = f"Error: {text}" if block.flag("is_error") else text
+                self.result(identity, text, f"{block.where}.tool_use_id", "tool_use", "send its id")
+        _take_mark(block)
         block.end()
-
-    def _assistant(self, field: str, value: Any) -> None:
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
-        last = self.messages[-1]
-        if field == "tool_calls":
-            last.setdefault(field, []).append(value)
-        else:
-            last[field] = f"{last[field]}\n{value}" if field in last else value
-
-    def _call(self, block: JSONObject) -> None:
-        identity, name, given = block.text("id"), block.text("name"), block.take("input")
-        if not isinstance(given, Mapping):
-            raise bad(f"{block.where}.input", f"is {short(given)}", "send an object")
-        self._names[identity] = name
-        function = {"name": name, "arguments": encoded(given).decode()}
-        self._assistant("tool_calls", {"id": identity, "type": "function", "function": function})
-
-    def _result(self, block: JSONObject) -> None:
-        identity, content = block.text("tool_use_id"), block.take("content")
-        if identity not in self._names:
-            raise bad(
-                f"{block.where}.tool_use_id",
-                f"is {short(identity)}, which no earlier tool_use has",
-                "send its id",
-            )
-        text = _texts(content, f"{block.where}.content") if content is not None else ""
-        if block.flag("is_error"):
-            text = f"Error: {text}"
-        message = {"role": "tool", "tool_call_id": identity, "name": self._names[identity], "content": text}
-        self.messages.append(message)
 
 
 def _texts(content: Any, where: str) -> str:
-    """A text, or the texts of blocks."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise bad(where, f"is {short(content)}", "send a text, or a list of text blocks")
-    texts: list[str] = []
-    for i, value in enumerate(content):
-        block = JSONObject(value, f"{where}.{i}")
-        block.one_of("type", ("text",))
-        texts.append(block.text("text"))
-        _cache_control(block.take("cache_control"), block.where)
-        if block.take("citations"):
-            raise bad(f"{block.where}.citations", "is not supported", "leave it out")
-        block.end()
-    return "\n".join(texts)
+    return texts(content, where, "text", "send a text, or a list of text blocks", _rest_of_text)
 
 
-def _cache_control(value: Any, where: str) -> None:
-    """See `bodies.CacheControl`."""
-    if value is not None:
-        mark = JSONObject(value, f"{where}.cache_control")
+def _rest_of_text(block: JSONObject) -> None:
+    _take_mark(block)
+    _no_citations(block)
+
+
+def _no_citations(block: JSONObject) -> None:
+    if block.take("citations"):
+        raise bad(f"{block.where}.citations", "is not supported", "leave it out")
+
+
+def _take_mark(block: JSONObject) -> None:
+    """See `CacheControl`."""
+    if (value := block.take("cache_control")) is not None:
+        mark = JSONObject(value, f"{block.where}.cache_control")
         mark.one_of("type", ("ephemeral",))
         mark.end()

@@ -28,9 +28,7 @@ from engine_server.conversation.turn import (
     without_thoughts,
 )
 from engine_server.middleware import engine_id, note, request_id
-from engine_server.plugins import State
-from engine_server.state import ServerState
-from engine_server.submission import collect, generate
+from engine_server.state import ServerState, State, collect
 
 Event = tuple[str, dict[str, Any]]
 
@@ -81,6 +79,7 @@ class Message(Answer):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessageUsage
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class TokenCount(Answer):
@@ -89,22 +88,14 @@ class TokenCount(Answer):
     input_tokens: int
 
 
-def _error(error: Exception, request_id: str) -> tuple[int, bytes]:
+def tell_error(error: Exception, request_id: str) -> tuple[int, bytes]:
     status, told = errors.describe(error, request_id)
     return status, stream.named_event("error", errors.anthropic(status, told, request_id))
 
 
-DIALECT = stream.Dialect(_error, b"")
-
-
 class MessageMaker:
-    """Makes one message.
-
-    Args:
-        identity, model: of the message.
-        blocks: reads the completion.
-        max_tokens: that were asked for: an answer cut off with fewer has filled the context.
-    """
+    """Makes one message of what `blocks` reads. One that is cut off with fewer tokens than `max_tokens` has filled the
+    context."""
 
     def __init__(self, identity: str, model: str, blocks: Blocks, max_tokens: int) -> None:
         self._identity = identity
@@ -119,7 +110,8 @@ class MessageMaker:
         (completion,) = output.outputs
         self._num_tokens = len(completion.token_ids)
         content = [_content(block) for block in self._blocks.whole(completion.text)]
-        return Message(**{**self._message(output, content), **self._end(completion)})
+        more = {} if output.kv_transfer is None else {"kv_transfer_params": output.kv_transfer}
+        return Message(**{**self._message(output, content), **self._end(completion), **more})
 
     async def events(self, outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes]:
         """The message as it comes."""
@@ -201,9 +193,9 @@ def _content(block: Block) -> dict[str, Any]:
     """A block that has come to its end."""
     match block.kind:
         case "thoughts":
-            return {"type": "thinking", "thinking": block.text, "signature": _signature(block.text)}
+            return {**_empty(block), "thinking": block.text, "signature": _signature(block.text)}
         case "text":
-            return {"type": "text", "text": block.text, "citations": None}
+            return {**_empty(block), "text": block.text}
     return {**_empty(block), "input": _input(block.text)}
 
 
@@ -248,10 +240,10 @@ async def messages(body: MessagesBody, request: Request, state: State) -> Respon
     params = body.sampling_params(state.engine.sampling_defaults)
     turn = await prepare(state, _said(body, state), params)
     identity = engine_id(request, "msg")
-    streams = await generate(state, request, body, [turn.prompt], turn.params, identity)
+    streams = await state.generate(request, body, [turn.prompt], turn.params, identity)
     maker = MessageMaker(identity, model, Blocks(turn.reader()), params.max_tokens or body.max_tokens)
     if body.stream:
-        return stream.EventStream(maker.events(streams[0]), streams, request_id(request), DIALECT)
+        return stream.EventStream(maker.events(streams[0]), streams, request_id(request), tell_error)
     (output,) = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(maker.whole(output))
 

@@ -6,20 +6,17 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.interfaces.tool_parser import CallForm, ToolParser, ToolStream
+from engine.interfaces.tool_parser import CallForm, FunctionTool, ToolParser, ToolStream
 from engine.plugin.hints import how_to_install
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine.types.tools import FunctionTool
 from engine_kit.call_object import CallObject
 from engine_kit.tool_text import ToolText, skip
 from engine_server.conversation.tools import ToolRequest
-from engine_server.errors import APIError
+from engine_server.errors import invalid
 
 if TYPE_CHECKING:
     from engine.embedding import ConstraintCheck
-
-NewStream = Callable[[], ToolStream]
 
 
 class Plan(NamedTuple):
@@ -30,7 +27,7 @@ class Plan(NamedTuple):
         constraint: on what the model may write; None for none.
     """
 
-    stream: NewStream | None = None
+    stream: Callable[[], ToolStream] | None = None
     constraint: StructuredOutputsParams | None = None
 
 
@@ -44,7 +41,7 @@ def plan_calls(
     driver: in the model's own form where parser and grammar can, else as bare JSON.
 
     Args:
-        request: what it says of tools.
+        request: what it says of tools; its `choice` is not "none".
         parser: of the model's calls.
         grammars: what the drivers at work enforce.
         answer: what an answer that calls nothing must be. Where calls must come there is none, and it asks nothing.
@@ -53,17 +50,14 @@ def plan_calls(
         APIError: a 400, where there is nobody to do what is asked.
         InvalidRequestError: they refuse `answer`.
     """
-    if request.choice == "none":
-        return Plan()
     if answer is not None:
         _verify(answer, grammars)
     if request.choice == "auto":
         if parser is None:
-            raise APIError(
-                400,
-                "tools: no tool parser is at work, so that calls would not be found; start the server with "
+            raise invalid(
+                "tools",
+                "no tool parser is at work, so that calls would not be found; start the server with "
                 '--tool-call-parser NAME, or send tool_choice "required" or "none"',
-                param="tools",
             )
         constraint: StructuredOutputsParams | None = None
         if answer is not None:
@@ -80,8 +74,7 @@ def plan_calls(
         (tool,) = request.callable
         candidates.append(Plan(lambda: NamedCall(request.name), _constraint(json=schema_of(tool))))
     else:
-        schema = list_schema(request.tools, request.parallel)
-        candidates.append(Plan(ListedCalls, _constraint(json=schema)))
+        candidates.append(Plan(ListedCalls, _constraint(json=list_schema(request.tools, request.parallel))))
     return _first_served(candidates, grammars, "tool_choice", "calls that must come are enforced by a grammar")
 
 
@@ -89,11 +82,10 @@ def _strict(request: ToolRequest, parser: ToolParser, grammars: ConstraintCheck)
     """For tools that may be called, and then strictly: the text is free up to a call."""
     form = parser.form(request.tools)
     if form is None or not form.trigger:
-        raise APIError(
-            400,
-            "tools: strict is only enforced here where calls must come, because of the form in which this model writes "
-            'them; leave strict out, or send tool_choice "required"',
-            param="tools",
+        raise invalid(
+            "tools",
+            "strict is only enforced here where calls must come, because of the form in which this model writes them; "
+            'leave strict out, or send tool_choice "required"',
         )
     format_ = {
         "type": "triggered_tags",
@@ -102,9 +94,8 @@ def _strict(request: ToolRequest, parser: ToolParser, grammars: ConstraintCheck)
         "at_least_one": False,
         "stop_after_first": not request.parallel,
     }
-    return _first_served(
-        [Plan(None, _structural_tag(format_))], grammars, "tools", "strict tools are enforced by a grammar"
-    ).constraint
+    plan = Plan(None, _structural_tag(format_))
+    return _first_served([plan], grammars, "tools", "strict tools are enforced by a grammar").constraint
 
 
 def _verify(answer: StructuredOutputsParams, grammars: ConstraintCheck) -> None:
@@ -125,11 +116,10 @@ def _answer_or_calls(
     form, own = parser.form(request.tools), _answer_format(answer)
     if form is None or own is None:
         which = "the form in which this model writes calls" if form is None else f"such a {name}"
-        raise APIError(
-            400,
-            f"{name}: {which} cannot be one of two things that a grammar lets the model write, an answer or calls; "
+        raise invalid(
+            name,
+            f"{which} cannot be one of two things that a grammar lets the model write, an answer or calls; "
             f'leave {name} out, or send tool_choice "none" or "required"',
-            param=name,
         )
     both = _structural_tag({"type": "or", "elements": [own, _format(request, form)]})
     return _first_served([Plan(None, both)], grammars, name, "beside tools it is enforced by a grammar").constraint
@@ -150,16 +140,14 @@ def _first_served(candidates: list[Plan], grammars: ConstraintCheck, parameter: 
             continue
         return plan
     if refusal is not None:
-        raise APIError(400, f"tools: {why}, and the one at work ({grammars.names}) refuses: {refusal}", param="tools")
+        raise invalid("tools", f"{why}, and the one at work ({grammars.names}) refuses: {refusal}")
     enforced = ", ".join(sorted(grammars.kinds)) or "nothing"
-    other = {"tool_choice": 'send tool_choice "auto"', "tools": "leave strict out"}.get(
-        parameter, f"leave {parameter} out"
-    )
-    raise APIError(
-        400,
-        f"{parameter}: {why}, and the one at work ({grammars.names}) enforces {enforced} only; "
+    others = {"tool_choice": 'send tool_choice "auto"', "tools": "leave strict out"}
+    other = others.get(parameter, f"leave {parameter} out")
+    raise invalid(
+        parameter,
+        f"{why}, and the one at work ({grammars.names}) enforces {enforced} only; "
         f"install a grammar that does: {how_to_install('grammar')}, or {other}",
-        param=parameter,
     )
 
 
@@ -236,18 +224,10 @@ def list_schema(tools: Sequence[FunctionTool], parallel: bool) -> dict[str, Any]
         for key in ("$defs", "definitions"):
             defined.setdefault(key, {}).update(parameters.pop(key, {}))
         properties = {"name": {"type": "string", "enum": [tool.name]}, "parameters": parameters}
-        calls.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-        )
+        required = ["name", "parameters"]
+        calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    schema: dict[str, Any] = {"type": "array", "items": items, "minItems": 1}
-    if not parallel:
-        schema["maxItems"] = 1
+    schema: dict[str, Any] = {"type": "array", "items": items, "minItems": 1} | ({} if parallel else {"maxItems": 1})
     return schema | {key: value for key, value in defined.items() if value}
 
 
@@ -260,11 +240,9 @@ class ListedCalls(ToolText):
         self.attempt()
 
     def at_start(self, text: str, position: int) -> int:
-        """The state before the list."""
         return self._expect(text, position, "[", self.in_list)
 
     def in_list(self, text: str, position: int) -> int:
-        """The state before an object."""
         if (after := skip(text, position)) > position:
             return after
         if text[position] != "{":
@@ -273,7 +251,6 @@ class ListedCalls(ToolText):
         return position
 
     def after_object(self, text: str, position: int) -> int:
-        """The state after an object."""
         if text[position] == "]":
             self.leave()
             return position + 1
@@ -298,7 +275,6 @@ class NamedCall(ToolText):
         self.attempt()
 
     def at_start(self, text: str, position: int) -> int:
-        """The state before the arguments."""
         if (after := skip(text, position)) > position:
             return after
         if text[position] != "{":
@@ -308,6 +284,5 @@ class NamedCall(ToolText):
         return position
 
     def behind(self, text: str, position: int) -> int:
-        """The state after the arguments."""
         self.leave()
         return position

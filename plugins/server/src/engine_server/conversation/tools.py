@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Literal
 
+from engine.interfaces.tool_parser import FunctionTool
 from engine.plugin.hints import did_you_mean
-from engine.types.tools import FunctionTool
-from engine_server.fields import bad, unsupported
+from engine_server.conversation.reading import bad, unsupported
 
 MAX_TOOLS = 1024
 """The most tools that a request may offer."""
@@ -60,26 +60,25 @@ def tool_request(tools: Sequence[Mapping[str, Any]] | None, choice: Any, paralle
         if tools is not None:
             raise bad("tools", "is empty", "send at least one, or leave it out")
         return ToolRequest()
-    read = read_tools(tools, _tool)
-    check_names(read, ".function")
+    read = read_tools(tools, _tool, ".function")
     kind, name = _choice(choice, read)
     return ToolRequest(read, tuple(dict(tool) for tool in tools), kind, name, parallel is not False)
 
 
-def read_tools(tools: Sequence[Mapping[str, Any]], read: Callable[[int, Mapping[str, Any]], FunctionTool]) -> Tools:
-    """Read each (`read` gets its place, too), not more than may be offered."""
+def read_tools(
+    tools: Sequence[Mapping[str, Any]], read: Callable[[int, Mapping[str, Any]], FunctionTool], below: str = ""
+) -> Tools:
+    """Read each (`read` gets its place, too): not more than may be offered, each with a name of its own, which stands
+    `below` the tool."""
     if len(tools) > MAX_TOOLS:
         raise bad("tools", f"holds {len(tools)} tools", f"send up to {MAX_TOOLS}")
-    return tuple(read(i, tool) for i, tool in enumerate(tools))
-
-
-def check_names(tools: Tools, below: str = "") -> None:
-    """That every tool has a name of its own; it stands `below` the tool."""
+    found = tuple(read(i, tool) for i, tool in enumerate(tools))
     seen: set[str] = set()
-    for i, tool in enumerate(tools):
+    for i, tool in enumerate(found):
         if tool.name in seen:
             raise bad(f"tools.{i}{below}.name", f"is {tool.name!r} once more", "give every tool a name of its own")
         seen.add(tool.name)
+    return found
 
 
 def check_chosen(name: str, tools: Tools) -> str:
@@ -91,12 +90,15 @@ def check_chosen(name: str, tools: Tools) -> str:
     return name
 
 
-def chat_form(tool: FunctionTool) -> dict[str, Any]:
-    """A tool in the form that chat templates take."""
-    function: dict[str, Any] = {"name": tool.name, "parameters": dict(tool.parameters)}
-    if tool.description:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
+def chat_form(tools: Tools) -> tuple[dict[str, Any], ...]:
+    """Tools in the form that chat templates take."""
+    given = []
+    for tool in tools:
+        function: dict[str, Any] = {"name": tool.name, "parameters": dict(tool.parameters)}
+        if tool.description:
+            function["description"] = tool.description
+        given.append({"type": "function", "function": function})
+    return tuple(given)
 
 
 def _choice(choice: Any, tools: Tools) -> tuple[Choice, str]:

@@ -5,28 +5,27 @@ constraints become parameters, and a `CompletionReader` for each completion tell
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from reprlib import repr as short
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from engine.embedding import TextPrompt
 from engine.plugin.hints import did_you_mean
+from engine.types.errors import TokenizerError
 from engine.types.params import SamplingParams, ThinkingBudget
+from engine_kit.long_prompts import LONG
 from engine_server.bodies import Effort
 from engine_server.conversation.completion import CompletionReader
 from engine_server.conversation.tool_constraint import Plan, plan_calls
 from engine_server.conversation.tools import ToolRequest
-from engine_server.errors import APIError
+from engine_server.errors import APIError, invalid
 from engine_server.state import ServerState
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_CONTINUE = "continue_final_message"
-
-
 PROMPT_END = 4096
 """Characters of the prompt's end that a reasoning parser looks at."""
 
@@ -52,26 +51,25 @@ class Conversation:
     prefill: str = ""
 
 
-def said(
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    variables: Mapping[str, Any] | None = None,
-    tools: ToolRequest | None = None,
-) -> Conversation:
-    """A conversation in OpenAI's chat form.
+class SaysConversation(Protocol):
+    """A body in OpenAI's chat form: messages; whether the last one, the assistant's, is the beginning of the answer;
+    further variables for the template."""
 
-    Args:
-        messages: as a body has them.
-        add_generation_prompt: end the prompt where the assistant begins.
-        continue_final_message: the last message, the assistant's, is the beginning of the answer.
-        variables: further ones for the template.
-        tools: that it shows.
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]] | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, Any] | None: ...
+
+
+def said(body: SaysConversation, *, add_generation_prompt: bool, tools: ToolRequest | None = None) -> Conversation:
+    """What a body says, with tools that the template shows; the prompt ends where the assistant begins, or else not.
 
     Raises a 400 APIError for no messages, for a role that is none (many templates write any role into the prompt as it
     is, and a slip would only make the answer worse), and for a last message that is no beginning of an answer.
     """
+    messages = body.messages
     if not messages:
         raise APIError(400, "messages is empty; send at least one", param="messages")
     for i, message in enumerate(messages):
@@ -80,15 +78,12 @@ def said(
             hint = did_you_mean(role[:64], ROLES) if isinstance(role, str) else ""
             found = f"messages.{i}: the role is {short(role)}; {hint or 'send one of ' + ', '.join(ROLES)}"
             raise APIError(400, found, param="messages")
-    prefill = ""
-    if continue_final_message:
-        prefill = _prefill(messages)
-        messages = messages[:-1]
+    prefill = _prefill(messages) if body.continue_final_message else ""
     return Conversation(
-        messages=messages,
+        messages=messages[:-1] if prefill else messages,
         tools=tools or ToolRequest(),
-        add_generation_prompt=add_generation_prompt or continue_final_message,
-        variables=variables,
+        add_generation_prompt=add_generation_prompt or bool(prefill),
+        variables=body.chat_template_kwargs,
         prefill=prefill,
     )
 
@@ -109,21 +104,13 @@ def _prefill(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _refused(found: str) -> APIError:
-    return APIError(
-        400, f"{_CONTINUE}: {found}; end messages with the assistant's own words, as a string", param=_CONTINUE
-    )
+    return invalid("continue_final_message", f"{found}; end messages with the assistant's own words, as a string")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A conversation, ready for the engine.
-
-    Args:
-        prompt: rendered.
-        params: with the constraint that makes sure of calls.
-        reader: makes what reads one completion.
-        plain: a completion's text is the answer as it is.
-    """
+    """A conversation, ready for the engine: its rendered prompt; parameters, with the constraint that makes sure of
+    calls; what makes a completion's reader. Where it is plain, a completion's text is the answer as it is."""
 
     prompt: TextPrompt
     params: SamplingParams
@@ -134,13 +121,8 @@ class Turn:
 async def prepare(
     state: ServerState, conversation: Conversation, params: SamplingParams, *, special_tokens_set: bool = False
 ) -> Turn:
-    """Render the conversation and plan how its answer is read.
-
-    Args:
-        state: the server's.
-        conversation: see there.
-        params: of the request.
-        special_tokens_set: the request itself says whether special tokens are shown.
+    """Render the conversation and plan how its answer is read. With `special_tokens_set` the request itself says
+    whether special tokens are shown.
 
     Raises:
         APIError: tools that the model cannot see, or that nobody can make sure of.
@@ -149,7 +131,7 @@ async def prepare(
     tools = conversation.tools
     check_tools(state, tools)
     grammars, answer = state.engine.plan.constraints, params.structured_outputs
-    plan = plan_calls(tools, state.engine.tool_parser, grammars, answer)
+    plan = Plan() if tools.choice == "none" else plan_calls(tools, state.engine.tool_parser, grammars, answer)
     prompt = await render(state, conversation)
     end = prompt["prompt"][-PROMPT_END:]
     _check_prefill(state, conversation, prompt["prompt"])
@@ -157,29 +139,36 @@ async def prepare(
     reasoning = state.engine.reasoning_parser
 
     def reader() -> CompletionReader:
-        return CompletionReader(
-            reasoning.stream(end) if reasoning is not None else None,
-            plan.stream() if plan.stream is not None else None,
-            tools.parallel,
-        )
+        thoughts = None if reasoning is None else reasoning.stream(end)
+        return CompletionReader(thoughts, None if plan.stream is None else plan.stream(), tools.parallel)
 
     return Turn(prompt, params, reader, plain=reasoning is None and plan.stream is None)
 
 
 async def render(state: ServerState, conversation: Conversation) -> TextPrompt:
-    """The prompt, with the beginning of the answer at its end. Raises a 400 APIError for tools that the template has no
-    place for, and as `AsyncLLM.render_chat`."""
+    """The prompt, with the beginning of the answer at its end. Raises as `check_tools` and `Tokenizer.render_chat`."""
     tools = conversation.tools
     check_tools(state, tools)
-    prompt = await state.engine.render_chat(
+    given = tools.given if tools.choice != "none" else None
+    rendered = partial(
+        state.engine.inputs.render_chat,
         conversation.messages,
-        tools=tools.given if tools.choice != "none" else None,
+        tools=given,
         add_generation_prompt=conversation.add_generation_prompt,
         variables=conversation.variables,
     )
+    plain = not given and not conversation.variables
+    prompt = await state.engine.long.run(rendered, sum(map(_length, conversation.messages)) if plain else LONG)
     if not conversation.prefill:
         return prompt
     return TextPrompt(prompt=prompt["prompt"] + conversation.prefill, add_special_tokens=False)
+
+
+def _length(message: Any) -> int:
+    """Roughly, how much there is to render."""
+    if not isinstance(message, Mapping):
+        return 0
+    return 256 + sum(len(part) if isinstance(part, str) else LONG if part else 0 for part in message.values())
 
 
 def _check_prefill(state: ServerState, conversation: Conversation, prompt: str) -> None:
@@ -197,17 +186,17 @@ async def count_tokens(state: ServerState, conversation: Conversation) -> int:
     """How many tokens the conversation's prompt has. Raises as `prepare`."""
     prompt = await render(state, conversation)
     _check_prefill(state, conversation, prompt["prompt"])
-    return len(await state.engine.tokenize(prompt["prompt"], add_special_tokens=False))
+    text = prompt["prompt"]
+    return len(await state.engine.long.run(partial(state.engine.inputs.tokenize, text, False), len(text)))
 
 
 def check_tools(state: ServerState, tools: ToolRequest) -> None:
     """Raises a 400 APIError where the model would not see the tools."""
     if tools.choice != "none" and not state.engine.renders_tools:
-        raise APIError(
-            400,
-            "tools: the model's chat template has no place for them, so that the model would not see them; leave them "
-            "out, or serve a model that was made for tools",
-            param="tools",
+        raise invalid(
+            "tools",
+            "the model's chat template has no place for them, so that the model would not see them; leave them out, or "
+            "serve a model that was made for tools",
         )
 
 
@@ -246,6 +235,7 @@ def _thinks(state: ServerState, prompt: str) -> bool:
     return parser is not None and parser.stream(prompt).thinking
 
 
+# -- what a body asks of the template: each raises a 400 APIError, which names the parameter, where it is not had ------
 _NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
 """The switches that chat templates have: Qwen's, and DeepSeek's."""
 _THOUGHTS = {"enable_thinking": True, "thinking": True}
@@ -253,65 +243,68 @@ _EFFORT = "reasoning_effort"
 """The variable that chat templates have, as gpt-oss' do."""
 _DOCUMENTS = "documents"
 """The variable that chat templates have, as Cohere's do."""
+_PROBE = ({"role": "user", "content": "?"},)
+
+
+def _tells_apart(state: ServerState, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the prompt depends on these variables, which a template that knows them writes differently, and which are
+    not a user's: a fact of the template, tried once with a short conversation. False where it renders none."""
+    key = msgspec.json.encode((one, other))
+    if key not in state.told_apart:
+        try:
+            first, second = (state.engine.inputs.render_chat(_PROBE, variables=variables) for variables in (one, other))
+            state.told_apart[key] = first != second
+        except TokenizerError:
+            state.told_apart[key] = False
+    return state.told_apart[key]
 
 
 def without_thoughts(state: ServerState, said: Conversation, parameter: str) -> Conversation:
-    """The conversation with its template's switch against thoughts; as it is where the model has none anyway.
-
-    Raises a 400 APIError, which names the parameter, where the template has no switch.
-    """
+    """The conversation with its template's switch against thoughts; as it is where the model has none anyway."""
     if state.engine.reasoning_parser is None:
         return said
-    if not state.engine.chat_template.tells_apart(_NO_THOUGHTS, _THOUGHTS):
+    if not _tells_apart(state, _NO_THOUGHTS, _THOUGHTS):
         raise _unsupported("thinking cannot be disabled: this model's chat template has no switch for it", parameter)
-    return with_variables(said, **_NO_THOUGHTS)
+    return _with_variables(said, _NO_THOUGHTS)
 
 
 def with_budget(
     state: ServerState, said: Conversation, tokens: int | None, parameter: str, *, switch: bool = False
 ) -> Conversation:
-    """The conversation with thoughts of at most so many tokens; with `switch` a template that can be told to think is.
-
-    Raises a 400 APIError, which names the parameter, where nobody knows how the model marks its thoughts.
-    """
+    """The conversation with thoughts of at most so many tokens; with `switch` its template is told to think."""
     if tokens is None:
         return said
     if state.engine.reasoning_parser is None:
         found = "no reasoning parser is at work, so that nobody knows how this model marks its thoughts"
         raise _unsupported(f"{found} (--reasoning-parser NAME)", parameter)
-    return dataclasses.replace(with_variables(said, **_THOUGHTS) if switch else said, thinking_budget=tokens)
+    return replace(_with_variables(said, _THOUGHTS) if switch else said, thinking_budget=tokens)
 
 
 def with_effort(state: ServerState, said: Conversation, effort: Effort | None, parameter: str) -> Conversation:
-    """The conversation with so much thinking: the template's variable `reasoning_effort`, for "none" its switch.
-
-    Raises a 400 APIError, which names the parameter, where the template has nothing of the kind.
-    """
+    """The conversation with so much thinking: the template's variable `reasoning_effort`, for "none" its switch."""
     if effort is None:
         return said
     if effort == "none":
         return without_thoughts(state, said, parameter)
-    if not state.engine.chat_template.tells_apart({_EFFORT: "low"}, {_EFFORT: "high"}):
+    if not _tells_apart(state, {_EFFORT: "low"}, {_EFFORT: "high"}):
         raise _unsupported(f"this model's chat template does not take {_EFFORT}", parameter)
-    return with_variables(said, **{_EFFORT: effort})
+    return _with_variables(said, {_EFFORT: effort})
 
 
 def with_documents(
     state: ServerState, said: Conversation, documents: Sequence[Mapping[str, Any]] | None
 ) -> Conversation:
-    """The conversation with documents beside it: vLLM's `documents`. Raises a 400 APIError where the template does not
-    show them."""
+    """The conversation with documents beside it: vLLM's `documents`."""
     if not documents:
         return said
-    if not state.engine.chat_template.tells_apart({}, {_DOCUMENTS: [{"title": "?", "text": "?"}]}):
+    if not _tells_apart(state, {}, {_DOCUMENTS: [{"title": "?", "text": "?"}]}):
         message = f"{_DOCUMENTS}: this model's chat template does not show them; put them into a message"
         raise APIError(400, message, param=_DOCUMENTS, code="unsupported_parameter")
-    return with_variables(said, **{_DOCUMENTS: list(documents)})
+    return _with_variables(said, {_DOCUMENTS: list(documents)})
 
 
-def with_variables(said: Conversation, **variables: object) -> Conversation:
-    """The conversation with these variables for the template too."""
-    return dataclasses.replace(said, variables={**(said.variables or {}), **variables})
+def _with_variables(said: Conversation, more: Mapping[str, object]) -> Conversation:
+    return replace(said, variables={**(said.variables or {}), **more})
 
 
 def _unsupported(found: str, parameter: str) -> APIError:

@@ -14,7 +14,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.plugin.hook_calls import sum_failures
+from engine_kit.ranks import sum_failures
 from engine_server.metrics.measures import Measured, Measures
 
 OWN_PREFIXES = ("engine:", "process_")
@@ -40,14 +40,8 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct):
-    """What one process has counted so far.
-
-    Args:
-        measured: of its requests.
-        responses: its answers by status code.
-        hook_failures: (plugin, hook, how often it raised).
-        families: the metrics of its plugins.
-    """
+    """What one process has counted so far: of its requests; answers by status code; (plugin, hook, how often it
+    raised); the metrics of its plugins."""
 
     measured: Measured = msgspec.field(default_factory=Measured)
     responses: dict[int, int] = {}
@@ -56,14 +50,8 @@ class Snapshot(msgspec.Struct):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A process and what it told; of dead ones together, `number` is None.
-
-    Args:
-        number: of the API process.
-        pid: its process id.
-        active: HTTP requests in progress.
-        snapshot: what it has counted.
-    """
+    """An API process: its number, its process id, its HTTP requests in progress, and what it has counted. Of dead ones
+    together, the number is None."""
 
     number: int | None
     pid: int
@@ -72,43 +60,29 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Gathered:
-    """All processes' snapshots.
+    """What all processes told, the dead ones too, as `Told` or as plain data; `parent` is the first process's id."""
 
-    Args:
-        told: one for each, and the dead ones'.
-        parent: the first process's id.
-    """
-
-    def __init__(self, told: Sequence[Told], parent: int) -> None:
-        self._told = told
+    def __init__(self, told: Any, parent: int) -> None:
+        self._told = msgspec.convert(told, list[Told], strict=False)
         self._parent = parent
-        self._measures: Measures | None = None
 
     @property
     def active(self) -> int:
-        """HTTP requests in progress."""
         return sum(one.active for one in self._told)
 
-    def measures(self, max_model_len: int) -> Measures:
+    def measured(self, max_model_len: int) -> Measured:
         """Of all requests."""
-        if self._measures is None:
-            self._measures = Measures(max_model_len)
-            for one in self._told:
-                self._measures.add(one.snapshot.measured)
-        return self._measures
+        return _sum(Measures(max_model_len).plain(), (one.snapshot for one in self._told))
 
     @property
     def responses(self) -> Counter[int]:
-        """Answers by status code."""
         return sum((Counter(one.snapshot.responses) for one in self._told), Counter())
 
     @property
     def hook_failures(self) -> tuple[tuple[str, str, int], ...]:
-        """Of hooks in these processes."""
         return sum_failures(one.snapshot.hook_failures for one in self._told)
 
     def of_plugins(self) -> Collector:
-        """The metrics that plugins added."""
         return Families(merge_families((_name(one.number), one.snapshot.families) for one in self._told))
 
     def processes(self) -> Collector:
@@ -120,28 +94,23 @@ class Gathered:
 def past(several: Iterable[Snapshot]) -> Snapshot:
     """What processes that have ended leave: what is summed, and nothing of how they were."""
     kept = list(several)
-    measured = Measured()
-    for snapshot in kept:
-        _add(measured, snapshot.measured)
     families = [
         msgspec.structs.replace(family, samples=[s for s in family.samples if not s[0].endswith(_GAUGES)])
         for family in merge_families(("", snapshot.families) for snapshot in kept)
         if family.kind in SUMMED
     ]
     return Snapshot(
-        measured=measured,
+        measured=_sum(Measured(), kept),
         responses=dict(sum((Counter(snapshot.responses) for snapshot in kept), Counter())),
         hook_failures=sum_failures(snapshot.hook_failures for snapshot in kept),
         families=families,
     )
 
 
-def _add(total: Measured, more: Measured) -> None:
-    for name, (counts, value) in more.histograms.items():
-        before, sum_ = total.histograms.get(name, ([0] * len(counts), 0.0))
-        total.histograms[name] = [a + b for a, b in zip(before, counts, strict=True)], sum_ + value
-    total.finished = dict(Counter(total.finished) + Counter(more.finished))
-    total.retries += more.retries
+def _sum(total: Measured, snapshots: Iterable[Snapshot]) -> Measured:
+    for snapshot in snapshots:
+        total.add(snapshot.measured)
+    return total
 
 
 def merge_families(told: Iterable[tuple[str, Sequence[Family]]]) -> list[Family]:
@@ -198,8 +167,3 @@ class Families(Collector):
             for name, labels, value in family.samples:
                 metric.add_sample(name, labels, value)
             yield metric
-
-
-def told_of(data: Any) -> list[Told]:
-    """From plain data."""
-    return msgspec.convert(data, list[Told], strict=False)

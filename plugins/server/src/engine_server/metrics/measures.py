@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
 
 import msgspec
 
@@ -32,29 +31,26 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 COMPLETIONS = (1, 2, 5, 10, 20)
 
 
-class Histogram:
+class Histogram(msgspec.Struct):
     """Counts of values by size. Not thread-safe.
 
     Args:
         bounds: ascending upper bounds; a value counts in the first that is not below it.
+        counts: for each bound, and of what is above the last.
+        sum: of all values.
     """
 
-    __slots__ = ("bounds", "counts", "sum")
+    bounds: tuple[float, ...]
+    counts: list[int] = []
+    sum: float = 0.0
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, count: int = 1) -> None:
         """Count `value`, `count` times."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
-
-    def add(self, counts: Sequence[int], total: float) -> None:
-        """Count what another histogram with these bounds has."""
-        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
-        self.sum += total
 
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound, how many values are not above it), the last bound being "+Inf": Prometheus' form."""
@@ -63,17 +59,21 @@ class Histogram:
 
 
 class Measured(msgspec.Struct):
-    """What `Measures` has counted, to be sent to another process.
+    """What `Measures` has counted: its histograms by their names, and the rest. It travels between processes."""
 
-    Args:
-        histograms: by attribute of `Measures`: (counts, sum).
-        finished: by finish reason.
-        retries: requests that were sent again.
-    """
-
-    histograms: dict[str, tuple[list[int], float]] = {}
+    histograms: dict[str, Histogram] = {}
     finished: dict[str, int] = {}
     retries: int = 0
+
+    def add(self, more: Measured) -> None:
+        """Count what another has measured, too."""
+        for name, histogram in more.histograms.items():
+            mine = self.histograms.setdefault(name, Histogram(histogram.bounds))
+            mine.counts = [a + b for a, b in zip(mine.counts, histogram.counts, strict=True)]
+            mine.sum += histogram.sum
+        for reason, count in more.finished.items():
+            self.finished[reason] = self.finished.get(reason, 0) + count
+        self.retries += more.retries
 
 
 class Measures:
@@ -148,27 +148,13 @@ class Measures:
 
     def plain(self) -> Measured:
         """What was counted, as plain data."""
-        histograms = {name: (value.counts, value.sum) for name, value in vars(self).items() if _counts(value)}
+        histograms = {name: value for name, value in vars(self).items() if isinstance(value, Histogram)}
         return Measured(histograms, dict(self.finished), self.retries)
 
-    def add(self, measured: Measured) -> None:
-        """Count what another frontend of the same engine has measured."""
-        for name, (counts, total) in measured.histograms.items():
-            getattr(self, name).add(counts, total)
-        self.finished.update(measured.finished)
-        self.retries += measured.retries
 
-
-def _counts(value: object) -> bool:
-    return isinstance(value, Histogram)
-
-
-def _one_two_five(most: int) -> list[float]:
+def _one_two_five(most: int) -> tuple[float, ...]:
     """1, 2, 5, 10, 20, 50, ... up to the first that is not below `most`."""
-    bounds: list[float] = []
-    for power in itertools.count():
-        for digit in (1, 2, 5):
-            bounds.append(digit * 10**power)
-            if bounds[-1] >= most:
-                return bounds
-    raise AssertionError("itertools.count ends")
+    bounds: list[float] = [1]
+    while bounds[-1] < most:
+        bounds.append((1, 2, 5)[len(bounds) % 3] * 10 ** (len(bounds) // 3))
+    return tuple(bounds)

@@ -22,9 +22,11 @@ from engine_server.bodies import (
     Objects,
     Strings,
     Truncation,
+    Usage,
+    check_special_tokens,
+    prompts_of,
     several,
 )
-from engine_server.submission import Usage
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -193,21 +195,15 @@ class CompletionBody(SamplingBody):
 
     @model_validator(mode="after")
     def _special_tokens_are_for_texts(self) -> CompletionBody:
-        if self.add_special_tokens is not None and not all(isinstance(one, str) for one in several(self.prompt)):
-            raise ValueError("add_special_tokens is for texts; token ids are taken as they are")
+        check_special_tokens(self.add_special_tokens, several(self.prompt))
         return self
 
     def logprobs_asked(self) -> bool:
-        """Whether log probabilities of the output are asked for."""
         return self.logprobs is not None
 
     def prompts(self) -> list[Prompt]:
         """One entry for each prompt, as the engine takes it."""
-        special = True if self.add_special_tokens is None else self.add_special_tokens
-        return [
-            {"prompt": one, "add_special_tokens": special} if isinstance(one, str) else {"prompt_token_ids": one}
-            for one in several(self.prompt)
-        ]
+        return prompts_of(several(self.prompt), self.add_special_tokens, self.truncate_prompt_tokens)
 
 
 class ChatBody(SamplingBody):
@@ -269,7 +265,6 @@ class ChatBody(SamplingBody):
         return self
 
     def logprobs_asked(self) -> bool:
-        """Whether log probabilities of the output are asked for."""
         return self.logprobs
 
 
@@ -326,6 +321,7 @@ class ChatCompletion(Answer):
     prompt_text: str | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
     prompt_logprobs: PromptLogprobs | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class CompletionChoice(Answer):
@@ -350,22 +346,4 @@ class Completion(Answer):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
-
-
-class Model(Answer):
-    """A name under which the model is served; `root` is the first."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    max_model_len: int
-    default_sampling_params: dict[str, Any]
-
-
-class Models(Answer):
-    """All of them."""
-
-    object: Literal["list"]
-    data: list[Model]
+    kv_transfer_params: dict[str, Any] | None = None

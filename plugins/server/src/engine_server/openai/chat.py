@@ -10,28 +10,19 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from engine.embedding import RequestState, TextPrompt
-from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, whole
+from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta
 from engine.types.outputs import CompletionOutput, RequestOutput
+from engine_kit.tool_text import whole
 from engine_server import stream
-from engine_server.bodies import JSON, sampling_params
+from engine_server.bodies import JSON
 from engine_server.conversation.completion import CompletionReader, new_id
 from engine_server.conversation.tools import tool_request
-from engine_server.conversation.turn import Conversation, prepare, said, with_budget, with_documents, with_effort
+from engine_server.conversation.turn import prepare, said, with_budget, with_documents, with_effort
 from engine_server.errors import APIError
 from engine_server.middleware import engine_id, note, request_id
-from engine_server.openai import logprobs
-from engine_server.openai.bodies import (
-    ChatBody,
-    ChatChoice,
-    ChatCompletion,
-    ChatMessage,
-    FunctionCall,
-    ToolCall,
-)
-from engine_server.openai.chunks import Chunks, UsageCount
-from engine_server.plugins import State
-from engine_server.state import ServerState
-from engine_server.submission import collect, generate
+from engine_server.openai.answers import Chunks, UsageCount, chat_logprobs, prompt_logprobs
+from engine_server.openai.bodies import ChatBody, ChatChoice, ChatCompletion, ChatMessage, FunctionCall, ToolCall
+from engine_server.state import State, collect, sampling_params
 
 
 class ChatReader:
@@ -107,7 +98,11 @@ NewReader = Callable[[], ChatReader]
 async def chat_completions(body: ChatBody, request: Request, state: State) -> Response:
     """Answer a conversation, rendered by the model's chat template."""
     model = state.admit(body.model)
-    conversation = _said(body, state)
+    tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
+    conversation = said(body, add_generation_prompt=body.add_generation_prompt, tools=tools)
+    conversation = with_documents(state, conversation, body.documents)
+    conversation = with_budget(state, conversation, body.thinking_token_budget, "thinking_token_budget")
+    conversation = with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -123,7 +118,7 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
     prompt: TextPrompt = {**turn.prompt, "add_special_tokens": body.add_special_tokens}
     if body.truncate_prompt_tokens is not None:
         prompt["truncate_prompt_tokens"] = body.truncate_prompt_tokens
-    streams = await generate(state, request, body, [prompt], params, identity)
+    streams = await state.generate(request, body, [prompt], params, identity)
     head: dict[str, Any] = {"id": identity, "created": int(time.time()), "model": model}
     if body.service_tier is not None:
         head["service_tier"] = "default"
@@ -133,21 +128,6 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         return stream.TokenStream(events, streams[0], request_id(request))
     (output,) = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
-
-
-def _said(body: ChatBody, state: ServerState) -> Conversation:
-    """What the body says, with what the template is asked for: documents, and how long to think."""
-    tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
-    conversation = said(
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        variables=body.chat_template_kwargs,
-        tools=tools,
-    )
-    conversation = with_documents(state, conversation, body.documents)
-    conversation = with_budget(state, conversation, body.thinking_token_budget, "thinking_token_budget")
-    return with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
 
 
 def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader: NewReader | None) -> ChatCompletion:
@@ -176,7 +156,9 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
     if body.metadata is not None:
         told["metadata"] = body.metadata
     if output.prompt_logprobs is not None:
-        told["prompt_logprobs"] = logprobs.prompt(output)
+        told["prompt_logprobs"] = prompt_logprobs(output)
+    if output.kv_transfer is not None:
+        told["kv_transfer_params"] = output.kv_transfer
     return ChatCompletion(**head, choices=choices, usage=count.usage(), **told)
 
 
@@ -187,7 +169,7 @@ def _prompt(body: ChatBody, prompt: RequestOutput | RequestState) -> dict[str, A
 
 
 def _logprobs(body: ChatBody, completion: CompletionOutput) -> dict[str, Any] | None:
-    return logprobs.chat(completion, body.top_logprobs or 0, body.return_tokens_as_token_ids)
+    return chat_logprobs(completion, body.top_logprobs or 0, body.return_tokens_as_token_ids)
 
 
 class _Events(Chunks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,15 +13,12 @@ from fastapi.responses import Response
 from engine.embedding import RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
-from engine_server.bodies import JSON, sampling_params
+from engine_server.bodies import JSON
 from engine_server.errors import APIError
 from engine_server.middleware import engine_id, note, request_id
-from engine_server.openai import logprobs
+from engine_server.openai.answers import Chunks, UsageCount, completion_logprobs, prompt_logprobs
 from engine_server.openai.bodies import Completion, CompletionBody, CompletionChoice
-from engine_server.openai.chunks import Chunks, UsageCount
-from engine_server.plugins import State
-from engine_server.state import ServerState
-from engine_server.submission import collect, generate, merged, truncated
+from engine_server.state import ServerState, State, collect, sampling_params
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -40,8 +38,7 @@ async def completions(body: CompletionBody, request: Request, state: State) -> R
     constraint = body.constraint()
     params = sampling_params(body, defaults, max_tokens, logprobs=body.logprobs, structured_outputs=constraint)
     identity = engine_id(request, "cmpl")
-    prompts = list(truncated(prompts, body.truncate_prompt_tokens))
-    streams = await generate(state, request, body, prompts, params, identity)
+    streams = await state.generate(request, body, prompts, params, identity)
     head: dict[str, Any] = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:
         events = _Events(state, body, params.n, head)
@@ -65,8 +62,10 @@ def _answer(
             if body.return_token_ids:
                 choice["prompt_token_ids"] = output.prompt_token_ids
             if output.prompt_logprobs is not None:
-                choice["prompt_logprobs"] = logprobs.prompt(output)
+                choice["prompt_logprobs"] = prompt_logprobs(output)
             choices.append(CompletionChoice(**choice))
+    if outputs[0].kv_transfer is not None:
+        head["kv_transfer_params"] = outputs[0].kv_transfer
     return Completion(**head, choices=choices, usage=count.usage())
 
 
@@ -104,17 +103,32 @@ class _Events(Chunks):
 
 
 async def _of_several(events: _Events, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
-    async for i, output in merged(streams):
+    async for i, output in _merged(streams):
         yield events.told(output, i)
-    if closing := events.closing():
-        yield closing
+    yield events.closing() + stream.DONE
+
+
+async def _merged(streams: list[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    """(stream's index, its next output) from all streams, as they come."""
+    pending = {asyncio.ensure_future(anext(stream, None)): i for i, stream in enumerate(streams)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                i = pending.pop(task)
+                if (output := task.result()) is not None:
+                    pending[asyncio.ensure_future(anext(streams[i], None))] = i
+                    yield i, output
+    finally:
+        for task in pending:
+            task.cancel()
 
 
 def _choice(body: CompletionBody, index: int, echo: str, completion: CompletionOutput, offset: int) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": index,
         "text": echo + completion.text,
-        "logprobs": logprobs.completion(completion, body.logprobs or 0, offset, body.return_tokens_as_token_ids),
+        "logprobs": completion_logprobs(completion, body.logprobs or 0, offset, body.return_tokens_as_token_ids),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
     }

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from fastapi.responses import Response
 
-from engine_server.bodies import JSON
-from engine_server.openai.bodies import Model, Models
-from engine_server.plugins import State
-from engine_server.state import ServerState
+from engine_server.bodies import JSON, Answer
+from engine_server.state import ServerState, State
+
+
+class Model(Answer):
+    """A name under which the model is served; `root` is the first."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    default_sampling_params: dict[str, Any]
+
+
+class Models(Answer):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[Model]
 
 
 async def models(state: State) -> Response:

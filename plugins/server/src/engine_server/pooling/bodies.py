@@ -8,9 +8,19 @@ from pydantic import FailFast, Field, SkipValidation, model_validator
 from typing_extensions import TypeAliasType
 
 from engine.types.pooling import PoolingParams
-from engine_server.bodies import Answer, Body, Inputs, Objects, QueuedBody, Strings, Truncation, several
+from engine_server.bodies import (
+    Answer,
+    Body,
+    ConversationBody,
+    Inputs,
+    QueuedBody,
+    Strings,
+    Truncation,
+    Usage,
+    check_special_tokens,
+    several,
+)
 from engine_server.pooling.vector_bytes import EmbedDType, Endianness
-from engine_server.submission import Usage
 
 
 class RerankDocument(Body):
@@ -32,61 +42,24 @@ class PoolingBody(QueuedBody):
     user: str | None = None
 
 
-class InputBody(PoolingBody):
+class InputBody(PoolingBody, ConversationBody):
     """Of one or several prompts, or of a conversation.
 
     Args:
         input: a text, token ids, or a list of either.
-        messages: a conversation in its place, rendered by the model's chat template.
-        add_special_tokens: put those around it that the tokenizer puts there; not for token ids. Without it, true for
-            texts and false for a conversation, whose template has written them.
         truncate_prompt_tokens: take only the first so many tokens of each, those around a text counted; -1: as many as
             the model takes. Without it a prompt that is too long is refused.
-        add_generation_prompt: end the conversation's prompt where the assistant begins.
-        continue_final_message: its last message, the assistant's, is the beginning of an answer.
-        chat_template_kwargs: further variables for the template.
     """
 
     input: Inputs | None = None
-    messages: Objects | None = None
-    add_special_tokens: bool | None = None
     truncate_prompt_tokens: Truncation | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _inputs_or_a_conversation(self) -> InputBody:
-        if (self.input is None) == (self.messages is None):
-            raise ValueError("send input or messages, one of them")
-        if self.messages is None:
-            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} is for messages; leave it out")
-            if self.add_special_tokens is not None and not all(isinstance(one, str) for one in self.inputs()):
-                raise ValueError("add_special_tokens is for texts; token ids are taken as they are")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message and add_generation_prompt contradict each other; send one of them")
+        self.check_place("input")
+        if self.input is not None:
+            check_special_tokens(self.add_special_tokens, several(self.input))
         return self
-
-    def inputs(self) -> list[str | list[int]]:
-        """One entry for each prompt; none for a conversation."""
-        return [] if self.input is None else several(self.input)
-
-    def prompts(self) -> list[dict[str, Any]]:
-        """The same as the engine takes them."""
-        special = True if self.add_special_tokens is None else self.add_special_tokens
-        return [
-            {"prompt": one, "add_special_tokens": special, **self.cut()}
-            if isinstance(one, str)
-            else {"prompt_token_ids": one, **self.cut()}
-            for one in self.inputs()
-        ]
-
-    def cut(self) -> dict[str, Any]:
-        """What cuts each of them."""
-        most = self.truncate_prompt_tokens
-        return {} if most is None else {"truncate_prompt_tokens": most}
 
 
 class VectorsBody(InputBody):

@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from engine.embedding import ProcessClient
-from engine.process.link import Inbox, Outbox
+from engine.process.wire import Inbox, Outbox
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import FromCore, Ready, ToCore
 from engine.types.start import CoreStart, WorkerReady
@@ -38,11 +38,8 @@ class CorePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttachedCore:
-    """One of them, as `engine.process.child.Child` is of a core that this process has started. Whether it hangs is
-    found out by whoever started it.
-
-    `attach` and `died` are called by whoever hears that process, in any thread.
-    """
+    """One of them, as `engine.process.child.Child` is of a core that this process has started: whoever started it finds
+    out whether it hangs, and calls `attach` when it is ready and `died` when it has ended, in any thread."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
@@ -55,23 +52,19 @@ class AttachedCore:
         self._heard = time.monotonic()
 
     def attach(self, place: CorePlace) -> None:
-        """The core is ready, and can be reached there."""
         self._place = place
         self._placed.set()
 
     def died(self, error: EngineError) -> None:
-        """The core has ended."""
         self._error = error
         self._placed.set()
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 while it is not known."""
         return 0 if self._place is None else self._place.pid
 
     @property
     def alive(self) -> bool:
-        """False once it has ended."""
         return self._error is None
 
     @property
@@ -80,12 +73,10 @@ class AttachedCore:
         return time.monotonic() - self._heard
 
     def send(self, message: ToCore) -> None:
-        """Queue a message; never blocks. A dead core swallows it."""
         assert self._outbox is not None
         self._outbox.put(message)
 
     def fileno(self) -> int:
-        """For event loops."""
         assert self._inbox is not None
         return self._inbox.fileno()
 
@@ -125,11 +116,9 @@ class AttachedCore:
                 self._inbox.wait(min(left, POLL_SECONDS))
 
     def lost(self) -> bool:
-        """Whether whoever started it said that it has ended."""
         return self._error is not None
 
     def death(self) -> EngineError:
-        """What it ended with."""
         assert self._error is not None
         return self._error
 
@@ -139,12 +128,10 @@ class AttachedCore:
         self._placed.set()
 
     def end(self, grace: float) -> int:
-        """The same."""
         self.ask_to_stop()
         return 0
 
     def close(self) -> None:
-        """Free the sockets. Idempotent."""
         if self._inbox is not None and self._outbox is not None:
             self._inbox.close()
             self._outbox.drop()
@@ -152,12 +139,8 @@ class AttachedCore:
 
 
 class AttachedCores:
-    """All cores of one engine, as the process that started them tells of them.
-
-    Args:
-        client: this process's number, see `engine.types.messages.Attach`.
-        size: how many cores they are.
-    """
+    """All cores of one engine, as the process that started them tells of them. `client` is this process's number for
+    them, see `engine.types.messages.Attach`."""
 
     def __init__(self, client: int, size: int) -> None:
         self._client = client

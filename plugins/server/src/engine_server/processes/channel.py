@@ -35,7 +35,8 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
         listener: the descriptor of the listening socket, which it inherits.
         asks_for_key: whether clients need one.
         replaces: it comes in a dead one's place, beside others that serve: it listens when it can serve, and until then
-            no connection is given to it. Without that it listens at once, so that probes learn that the model loads.
+            no connection is given to it. Without that it listens as soon as it has the keys, so that probes learn that
+            the model loads.
     """
 
     number: int
@@ -77,12 +78,8 @@ ToApiProcess = Tell | Ask | Answer | Shutdown
 
 
 class Channel:
-    """One end. Belongs to one event loop.
-
-    Args:
-        handlers: by name, what hears the other end.
-        send: sends a message; never blocks.
-    """
+    """One end, in one event loop: `handlers`, by name, hear the other end; `send` sends it a message, and never
+    blocks."""
 
     def __init__(self, handlers: Mapping[str, Handler], send: Callable[[Message], None]) -> None:
         self._handlers = handlers

@@ -12,22 +12,21 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from engine.embedding import AsyncLLM, Attached, EngineConfig
 from engine.process import wire
-from engine.process.logs import log_as
-from engine.process.run import Parent, run
+from engine.process.run import run
+from engine.process.wire import Parent
 from engine.types.errors import rebuild_error
 from engine.types.messages import Beat, Shutdown
-from engine_server.app import Shared
+from engine_kit.logs import log_as
 from engine_server.config import ServerConfig
-from engine_server.keys import AdminKey
 from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain, loop_factory, spare_the_collector
-from engine_server.metrics.gathering import Gathered, Snapshot, told_of
+from engine_server.metrics.gathering import Gathered, Snapshot
 from engine_server.processes.attached import AttachedCores, CorePlace
 from engine_server.processes.channel import ApiStart, Channel, ToApiProcess
 from engine_server.processes.shared import SharedBackground, SharedKeys, SharedResponses
@@ -39,49 +38,40 @@ counted since it told last is lost when it dies."""
 
 
 class ApiServer:
-    """One API process's life in its event loop.
-
-    Args:
-        start: what it was started with.
-    """
+    """One API process's life in its event loop; for its routes, `engine_server.state.Others`."""
 
     def __init__(self, start: ApiStart, parent: Parent[ToApiProcess]) -> None:
         self._start = start
         self._parent = parent
         self._config = EngineConfig(**json.loads(start.config))
         self._settings = ServerConfig(**json.loads(start.settings))
+        if self._settings.access_log:
+            logging.getLogger(ACCESS_LOG).setLevel(logging.INFO)
         self._lifecycle = Lifecycle()
         self._cores = AttachedCores(start.client, start.num_cores)
+
         self._channel = Channel(
             {
                 "ready": lambda place: self._cores.ready(msgspec.convert(place, CorePlace)),
                 "died": lambda dp_rank, parts: self._cores.died(dp_rank, rebuild_error(tuple(parts))),
                 "serve": self._serve,
                 "drain": self._drain,
-                "keys": lambda table: self._keys.replace(table),
+                "keys": self._take_keys,
                 "snapshot": self._snapshot,
-                "cancel": lambda identity: self._background.cancel_here(identity),
+                "cancel": lambda identity: self.background.cancel_here(identity),
                 "cache_reset": lambda: self._llm.forget_cached(),
             },
             parent.send,
         )
-        admin = AdminKey(self._settings.admin_key)
-        self._admin = admin
-        self._keys = SharedKeys(start.asks_for_key, admin, self._channel)
-        self._background = SharedBackground(self._lifecycle, self._channel)
+        self.background = SharedBackground(self._lifecycle, self._channel)
+        self._keys = SharedKeys(start.asks_for_key, self._settings.admin_key, self._channel)
+        self.responses = SharedResponses(self._settings.response_store_size, self._channel)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._may_listen = asyncio.Event()
-        if not start.replaces:
-            self._may_listen.set()
         self._counted: Callable[[], Snapshot] | None = None
         self._llm: AsyncLLM
         self._server: Server
-
-    @property
-    def writes_access_log(self) -> bool:
-        """Whether a line is written for each request."""
-        return self._settings.access_log
 
     async def run(self) -> int:
         """Serve until told to leave; the exit code."""
@@ -95,15 +85,7 @@ class ApiServer:
             return await self._run(listener)
 
     async def _run(self, listener: socket.socket) -> int:
-        responses = SharedResponses(self._settings.response_store_size, self._channel)
-        self._server = make_server(
-            self._llm,
-            self._settings,
-            self._lifecycle,
-            self._keys,
-            self._admin,
-            Shared(responses, self._background, self, self._count_for_others),
-        )
+        self._server = make_server(self._llm, self._settings, self._lifecycle, self._keys, self)
         serving = asyncio.ensure_future(self._listen(listener))
         telling = asyncio.ensure_future(self._tell_snapshots())
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -135,13 +117,14 @@ class ApiServer:
             await self._server.serve(sockets=[listener])
 
     # -- `engine_server.state.Others` ----------------------------------------------------------------------------------
+    def counted_by(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._counted = snapshot
+
     async def gather(self) -> Gathered:
-        """What all processes have counted."""
         told, parent = await self._channel.ask("gather")
-        return Gathered(told_of(told), parent)
+        return Gathered(told, parent)
 
     def cache_reset(self) -> None:
-        """Let the others know."""
         self._channel.tell("cache_reset")
 
     # -- what the first process says -----------------------------------------------------------------------------------
@@ -157,6 +140,12 @@ class ApiServer:
         self._lifecycle.phase = Phase.SERVING
         self._may_listen.set()
 
+    def _take_keys(self, table: Sequence[tuple[bytes, str, bool]]) -> None:
+        """Nobody is heard before the keys are there: one that fits would be refused."""
+        self._keys.replace(table)
+        if not self._start.replaces:
+            self._may_listen.set()
+
     def _drain(self) -> int:
         """Leave in order. Returns how many requests are in progress."""
         self._lifecycle.phase = Phase.DRAINING
@@ -169,10 +158,7 @@ class ApiServer:
         with contextlib.suppress(AttributeError):  # it has not begun to serve
             self._server.force_exit = True
 
-    # ------------------------------------------------------------------------------------------------------------------
-    def _count_for_others(self, counted: Callable[[], Snapshot]) -> None:
-        self._counted = counted
-
+    # -- what this one has counted -------------------------------------------------------------------------------------
     def _snapshot(self) -> tuple[int, Any]:
         """Requests in progress, and what was counted."""
         return self._lifecycle.active, None if self._counted is None else self._counted()
@@ -195,10 +181,7 @@ def main(start: ApiStart, parent: Parent[ToApiProcess]) -> int:
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s %(name)s [api {number}]: %(message)s")
     log_as(start.core.worker.log_format, api_worker=number)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        server = ApiServer(start, parent)
-        if server.writes_access_log:
-            logging.getLogger(ACCESS_LOG).setLevel(logging.INFO)
-        return runner.run(server.run())
+        return runner.run(ApiServer(start, parent).run())
 
 
 if __name__ == "__main__":

@@ -8,52 +8,152 @@ has, and nothing is held together for them: neither limits, nor responses, nor c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
-import signal
 import socket
-from collections.abc import Coroutine, Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from engine.embedding import EngineConfig, launch, start_cores
+import msgspec
+
+from engine.embedding import EngineConfig, LoopListener, launch, start_cores
 from engine.interfaces.client import CoreState
+from engine.process.child import Child
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.start import WorkerReady
-from engine_kit.banner import greeting
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
-from engine_server.lifecycle import (
-    BACKLOG,
-    DEATH_NOTICE_SECONDS,
-    FAREWELL_SECONDS,
-    Phase,
-    StatisticsLog,
-    address_of,
-    greet,
-    loop_factory,
-    say,
-    statistics_writer,
-)
+from engine_server.lifecycle import FAREWELL_SECONDS, Phase, loop_factory, say
 from engine_server.metrics.gathering import Snapshot, Told, past
-from engine_server.processes.api_process import LEAVE_SECONDS, ApiProcess
 from engine_server.processes.attached import CorePlace
-from engine_server.processes.channel import ApiStart
+from engine_server.processes.channel import ApiStart, Channel, Handler, Message
 from engine_server.processes.shared import KeptResponses
+from engine_server.program import BACKLOG, Program
 from engine_server.responses.store import ResponseStore
 
+MODULE = "engine_server.processes.child"
+ANSWER_SECONDS = 1.0
+"""How long a process may take to tell what it has counted, where what it told last counts then, or that it serves."""
+LEAVE_SECONDS = 2.0
+"""How long a process gets to leave."""
 SHORT_LIFE = 10.0
 """Seconds. One that dies sooner is started again after a pause, each twice as long as the last."""
 LONGEST_PAUSE = 30.0
 
 
+class ApiProcess:
+    """An API process, as the first process sees it: its process, its channel, and what it holds.
+
+    Args:
+        handlers: of what it asks and tells, by name; each gets this object first.
+        silence: seconds without a sign of life after which it is ended.
+        on_end: called once, with this object, when it has gone by itself.
+
+    Attributes:
+        up: it is ready to serve.
+        error: why it has gone.
+        held: by digest of API keys, its requests that are counted in.
+        last: what it told last of what it has counted.
+        began: when it was started, by a clock that only grows.
+
+    Raises EngineDeadError where the system refuses to start it.
+    """
+
+    def __init__(
+        self, start: ApiStart, handlers: Mapping[str, Handler], silence: float, on_end: Callable[[ApiProcess], None]
+    ) -> None:
+        self.number = start.number
+        self.client = start.client
+        self.up = asyncio.Event()
+        self.error: EngineError | None = None
+        self.held: Counter[bytes] = Counter()
+        self.began = time.monotonic()
+        self._on_end = on_end
+        self._child: Child[Message] = Child(
+            MODULE,
+            start,
+            Message,
+            what=f"API process {start.number}",
+            silence=silence,
+            patience="--api-worker-timeout",
+            pass_fds=(start.listener,),
+        )
+        self.last = Told(self.number, self.pid, 0, Snapshot())
+        self.channel = Channel({name: partial(one, self) for name, one in handlers.items()}, self._child.send)
+        self._ending = threading.Lock()  # whoever finds it dead, and whoever ends them all
+        self._listener = LoopListener[Message](self._child, asyncio.get_running_loop(), self._hear, self._died)
+
+    def _hear(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self.channel.hear(message)
+
+    def _died(self, error: EngineError) -> None:
+        self.error = error
+        self.channel.end()
+        self._on_end(self)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def addresses(self, dp_rank: int, pid: int) -> tuple[str, str]:
+        """Where it binds its sockets for a core; each core of a rank has others."""
+        place = f"{dp_rank}-{pid}"
+        requests, outputs = (f"ipc://{self._child.directory}/{name}-{place}" for name in ("requests", "outputs"))
+        return requests, outputs
+
+    async def serve(self) -> None:
+        """Let it serve; it does when this returns, so who is told of the server then is not answered that it starts."""
+        await self._answer("serve", ANSWER_SECONDS)
+
+    async def drain(self) -> int:
+        """Tell it to leave in order. Returns how many requests it still has; 0 where it does not answer."""
+        return await self._answer("drain", LEAVE_SECONDS) or 0
+
+    async def renew(self) -> None:
+        """Have it tell what it has counted; where it does not, what it told last counts on."""
+        if (told := await self._answer("snapshot", ANSWER_SECONDS)) is not None:
+            self.take(*told)
+
+    async def _answer(self, question: str, seconds: float) -> Any:
+        """Its answer; None where none comes."""
+        if self.up.is_set():
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(seconds):
+                    return await self.channel.ask(question)
+        return None
+
+    def take(self, active: int, snapshot: object) -> None:
+        """It told what it has counted."""
+        found = Snapshot() if snapshot is None else msgspec.convert(snapshot, Snapshot, strict=False)
+        self.last = Told(self.number, self.pid, active, found)
+
+    def hurry(self) -> None:
+        """Have it leave at once."""
+        self._child.ask_to_stop()
+
+    async def end(self, seconds: float) -> None:
+        """Wait until the process has ended, `seconds` at most, then end it. Idempotent."""
+        await asyncio.to_thread(self._end, seconds)
+        self.channel.end()
+
+    def _end(self, seconds: float) -> None:
+        with self._ending:
+            self._child.wait(seconds)
+            self._listener.stop()
+            self._child.end(0)
+            self._child.close()
+
+
 def serve_several(
-    config: EngineConfig,
-    settings: ServerConfig,
-    listener: socket.socket,
-    keys: KeyRing,
-    early: Sequence[int],
+    config: EngineConfig, settings: ServerConfig, listener: socket.socket, keys: KeyRing, early: Sequence[int]
 ) -> int:
     """See `engine_server.run.serve`; with `settings.api_workers` processes."""
     if not hasattr(socket, "SO_REUSEPORT") or not hasattr(socket, "AF_UNIX"):
@@ -62,16 +162,12 @@ def serve_several(
             "on this system several processes cannot listen on one port",
             "leave --api-workers out",
         )
-    with _reserved(listener) as place, asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(Parent(config, settings, place, keys, early).serve())
-
-
-def _reserved(listener: socket.socket) -> socket.socket:
-    """The listener's address, that others can share. That it was free is known by now; from here on sockets that want
-    it alone are refused."""
+    # That the address is free is known by now; from here on sockets that want it alone are refused.
     address = listener.getsockname()
     listener.close()
-    return _sharing(listener.family, address)
+    with _sharing(listener.family, address) as place, asyncio.Runner(loop_factory=loop_factory()) as runner:
+        parent = Parent(config, settings, place, keys, early)
+        return runner.run(parent.run(parent))
 
 
 def _sharing(family: int, address: Any) -> socket.socket:
@@ -87,22 +183,15 @@ def _sharing(family: int, address: Any) -> socket.socket:
     return one
 
 
-class Parent:
+class Parent(Program):
     """The first process's life in its event loop. See `serve_several`."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        settings: ServerConfig,
-        place: socket.socket,
-        keys: KeyRing,
-        early: Sequence[int],
+        self, config: EngineConfig, settings: ServerConfig, place: socket.socket, keys: KeyRing, early: Sequence[int]
     ) -> None:
+        super().__init__(settings, keys, early)
         self._config = config
-        self._settings = settings
         self._place = place
-        self._keys = keys
-        self._early = early
         self._plan = plan = launch(config)
         self._cores = start_cores(plan)
         self._responses = KeptResponses(ResponseStore(settings.response_store_size, settings.response_store_time))
@@ -113,10 +202,7 @@ class Parent:
         self._clients = itertools.count(1)
         self._worker: WorkerReady | None = None
         self._pids = [0] * config.data_parallel_size  # of the cores that the API processes know to live
-        self._dead: EngineError | None = None
         self._failed: EngineError | None = None
-        self._stop = asyncio.Event()
-        self._stop_now = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- what `StatisticsLog` looks at ---------------------------------------------------------------------------------
@@ -131,37 +217,9 @@ class Parent:
         return self._cores.num_others
 
     # -- life ----------------------------------------------------------------------------------------------------------
-    async def serve(self) -> int:
-        """Serve until a signal, or until the last core dies; the exit code."""
-        loop = asyncio.get_running_loop()
-        for signal_ in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signal_, self._on_signal)
-        self._keys.read_at_signal(loop)
-        if self._early:
-            self._on_signal()
-        self._keys.on_change.append(self._tell_keys)
-        statistics = asyncio.ensure_future(StatisticsLog(self, statistics_writer(self._settings)).run())
-        watching = asyncio.ensure_future(self._keys.watch())
-        stopped = asyncio.ensure_future(self._stop.wait())
-        try:
-            if not await self._start(stopped):
-                return 0
-            self._phase = Phase.SERVING
-            for process in self._processes.values():
-                process.channel.tell("serve")
-            worker, address = self._cores.worker, address_of(self._place, self._settings)
-            verbose = self._settings.verbose
-            greet(greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
-            await stopped
-            return 0 if self._dead is None else 1
-        finally:
-            statistics.cancel()
-            watching.cancel()
-            await self._leave()
-            await asyncio.to_thread(self._cores.shutdown)
-
     async def _start(self, stopped: asyncio.Future[Any]) -> bool:
-        """Start everything, at once; False where a signal came first. Raises the first error."""
+        """All at once. Raises the first error."""
+        self._keys.on_change.append(self._tell_keys)
         for number in range(self._settings.api_workers):
             self._start_process(number)
         standing = asyncio.ensure_future(asyncio.to_thread(self._cores.wait_ready))
@@ -182,6 +240,12 @@ class Parent:
             raise self._failed
         return not stopped.done()
 
+    async def _serve(self, stopped: asyncio.Future[Any]) -> None:
+        self._phase = Phase.SERVING
+        await asyncio.gather(*(process.serve() for process in self._processes.values()))
+        self._greet(self._plan, self._cores.worker, self._place, len(self._processes))
+        await stopped
+
     async def _leave(self) -> None:
         """Let every process finish what it does, cut off what is left, and end."""
         served, self._phase = self._phase is Phase.SERVING, Phase.DRAINING
@@ -200,16 +264,12 @@ class Parent:
         hurry.cancel()
         for task in self._tasks:
             task.cancel()
+        await asyncio.to_thread(self._cores.shutdown)
 
     async def _hurry(self, processes: Sequence[ApiProcess]) -> None:
         await self._stop_now.wait()
         for process in processes:
             process.hurry()
-
-    def _on_signal(self) -> None:
-        if self._stop.is_set():
-            self._stop_now.set()
-        self._stop.set()
 
     # -- API processes -------------------------------------------------------------------------------------------------
     def _start_process(self, number: int) -> None:
@@ -264,10 +324,10 @@ class Parent:
         place = CorePlace(dp_rank=core.dp_rank, pid=core.pid, requests=requests, outputs=outputs, worker=self._worker)
         process.channel.tell("ready", place)
 
-    def _on_up(self, process: ApiProcess) -> None:
+    async def _on_up(self, process: ApiProcess) -> None:
         process.up.set()
         if self._phase is Phase.SERVING:
-            process.channel.tell("serve")
+            await process.serve()
             say(f"API process {process.number} serves again (process {process.pid})")
 
     def _on_end(self, process: ApiProcess) -> None:
@@ -310,7 +370,7 @@ class Parent:
         while self._phase is Phase.SERVING:
             try:
                 return self._start_process(number)
-            except EngineError as error:
+            except (EngineError, OSError) as error:  # no socket, or no process, for now
                 say(str(error))
                 await asyncio.sleep(LONGEST_PAUSE)
 
@@ -334,9 +394,7 @@ class Parent:
 
     def _on_death(self, error: EngineError) -> None:
         self._tell_of_cores()
-        self._dead = error
-        say(str(error))
-        asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self._stop.set)
+        super()._on_death(error)
 
     def _cache_reset(self, process: ApiProcess) -> None:
         for other in self._processes.values():
@@ -361,6 +419,8 @@ class Parent:
 
     def _tell_keys(self) -> None:
         for process in self._processes.values():
+            for digest in [digest for digest in process.held if self._keys.usage(digest) is None]:
+                del process.held[digest]  # a key that comes back later begins anew
             process.channel.tell("keys", self._key_table())
 
     def _enter(self, process: ApiProcess, digest: bytes) -> tuple[int, str, str | None, dict[str, str]] | None:

@@ -4,28 +4,20 @@ outlives its maker."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
-import msgspec
 import orjson
 
 from engine_server.errors import APIError
-from engine_server.keys import AdminKey, ApiKey, KeyRing
+from engine_server.keys import ApiKey, KeyRing
 from engine_server.lifecycle import Lifecycle
 from engine_server.processes.channel import Channel
-from engine_server.responses.store import Background, EventLog, Events, Owner, ResponseStore, StoredResponse
+from engine_server.responses.store import Background, EventLog, Owner, Responses, ResponseStore, StoredResponse
 
 
 class SharedUsage:
-    """See `engine_server.keys.OwnUsage`, which the first process has.
-
-    Args:
-        digest: of the key.
-        limited: whether there is a limit; without one nobody is asked.
-        channel: to the first process.
-    """
+    """See `engine_server.keys.OwnUsage`, which the first process has. Where nothing is `limited` nobody is asked."""
 
     def __init__(self, digest: bytes, limited: bool, channel: Channel) -> None:
         self._digest = digest
@@ -34,7 +26,6 @@ class SharedUsage:
         self._uncounted = 0  # let in while there was no limit
 
     def enter(self) -> Awaitable[APIError | None] | None:
-        """Count a request in; the error where it is one too many."""
         if self.limited:
             return self._ask()
         self._uncounted += 1
@@ -48,14 +39,12 @@ class SharedUsage:
         return APIError(status, message, code=code, headers=headers)
 
     def hold(self) -> None:
-        """A request that was counted in goes on beyond its answer."""
         if self._uncounted:
             self._uncounted += 1
         else:
             self._channel.tell("hold", self._digest)
 
     def leave(self) -> None:
-        """A request that was counted in has ended."""
         if self._uncounted:
             self._uncounted -= 1
         else:
@@ -63,15 +52,9 @@ class SharedUsage:
 
 
 class SharedKeys(KeyRing):
-    """The keys that the first process told of last.
+    """The keys that the first process told of last. `asked` says whether one is asked for."""
 
-    Args:
-        asked: whether any key is asked for.
-        admin: the administrator's key.
-        channel: to the first process.
-    """
-
-    def __init__(self, asked: bool, admin: AdminKey, channel: Channel) -> None:
+    def __init__(self, asked: bool, admin: str | None, channel: Channel) -> None:
         super().__init__(admin=admin)
         self._asked = asked
         self._channel = channel
@@ -94,39 +77,14 @@ class SharedKeys(KeyRing):
 LOST = "the server's process that computed this response has died; send the request again"
 
 
-class SentResponse(msgspec.Struct, frozen=True):
-    """See `StoredResponse`; each part as JSON.
-
-    Args:
-        logged: its events are kept.
-    """
-
-    response: bytes
-    before: bytes
-    items: bytes
-    logged: bool
-
-
-def sent(kept: StoredResponse) -> SentResponse:
-    """On its way to another process."""
-    parts = [orjson.dumps(part) for part in (kept.response, kept.before, kept.items)]
-    return SentResponse(parts[0], parts[1], parts[2], kept.events is not None)
-
-
-def stored(found: SentResponse, events: Events | None) -> StoredResponse:
-    """As it came from another process."""
-    response, before, items = (orjson.loads(part) for part in (found.response, found.before, found.items))
-    return StoredResponse(response, before, items, events)
+def sent(kept: StoredResponse) -> tuple[Any, Any, Any, bool]:
+    """A response on its way to another process, and whether its events are kept."""
+    return kept.response, kept.before, kept.items, kept.events is not None
 
 
 # -- in an API process -------------------------------------------------------------------------------------------------
-class SharedResponses:
-    """See `engine_server.responses.store.Responses`.
-
-    Args:
-        max_bytes: of all; 0: nothing is stored.
-        channel: to the first process.
-    """
+class SharedResponses(Responses):
+    """Those that the first process keeps."""
 
     def __init__(self, max_bytes: int, channel: Channel) -> None:
         self.max_bytes = max_bytes
@@ -134,23 +92,20 @@ class SharedResponses:
 
     async def put(self, owner: Owner, made: StoredResponse) -> None:
         """Returns when it is kept: whoever is told of it then finds it, wherever he asks."""
-        await self._channel.ask("put", owner, sent(made))
+        await self._channel.ask("put", owner, *sent(made))
 
     async def get(self, owner: Owner, identity: str) -> StoredResponse | None:
-        """The owner's response of that id."""
         found = await self._channel.ask("get", owner, identity)
         if found is None:
             return None
-        kept = msgspec.convert(found, SentResponse)
-        return stored(kept, _FarLog(owner, identity, self._channel) if kept.logged else None)
+        response, before, items, logged = found
+        log = _FarLog(owner, identity, self._channel) if logged else None
+        return StoredResponse(response, before, items, log)
 
     async def delete(self, owner: Owner, identity: str) -> bool:
-        """Forget a response."""
-        deleted: bool = await self._channel.ask("delete", owner, identity)
-        return deleted
+        return bool(await self._channel.ask("delete", owner, identity))
 
     def log(self, identity: str) -> EventLog:
-        """For the events of a response that this process will compute."""
         return _SharedLog(identity, self._channel)
 
 
@@ -171,38 +126,28 @@ class _SharedLog(EventLog):
         self._channel.tell("events_end", self._identity)
 
 
-class _FarLog:
-    """The events that the first process keeps. See `engine_server.responses.store.Events`."""
+class _FarLog(EventLog):
+    """The events that the first process keeps."""
 
     def __init__(self, owner: Owner, identity: str, channel: Channel) -> None:
+        super().__init__()
         self._owner = owner
         self._identity = identity
         self._channel = channel
 
-    async def read(self, start: int = 0) -> AsyncGenerator[bytes]:
-        """The events from this place on, then those that come, up to the end."""
-        ended = False
-        while not ended:
-            events, ended = await self._channel.ask("events", self._owner, self._identity, start)
-            for event in events:
-                yield event
-            start += len(events)
+    async def after(self, start: int) -> tuple[list[bytes], bool]:
+        events, ended = await self._channel.ask("events", self._owner, self._identity, start)
+        return events, ended
 
 
 class SharedBackground(Background):
-    """Cancels what runs in any of the processes.
-
-    Args:
-        lifecycle: this process's.
-        channel: to the first process.
-    """
+    """Cancels what runs in any of the processes."""
 
     def __init__(self, lifecycle: Lifecycle, channel: Channel) -> None:
         super().__init__(lifecycle)
         self._channel = channel
 
     async def cancel(self, identity: str) -> bool:
-        """Cancel it, and wait until it has ended; False where nothing of that id runs."""
         return await super().cancel(identity) or bool(await self._channel.ask("cancel", identity))
 
     async def cancel_here(self, identity: str) -> bool:
@@ -212,36 +157,28 @@ class SharedBackground(Background):
 
 # -- in the first process ----------------------------------------------------------------------------------------------
 class KeptResponses:
-    """What the first process keeps, and which of the others computes what is not finished.
-
-    Args:
-        store: bounded in bytes and time.
-    """
+    """What the first process keeps, and which of the others computes what is not finished."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
         self._running: dict[str, tuple[int, Owner]] = {}
         self._logs: dict[str, EventLog] = {}
 
-    def put(self, number: int, owner: Owner, made: Any) -> None:
+    def put(self, number: int, owner: Owner, response: Any, before: Any, items: Any, logged: bool) -> None:
         """Process `number` made it, or begins to."""
-        found = msgspec.convert(made, SentResponse)
-        kept = stored(found, None)
-        identity = kept.response["id"]
-        log = self._logs.setdefault(identity, EventLog()) if found.logged else None
-        if kept.response["status"] == "in_progress":
+        identity = response["id"]
+        log = self._logs.setdefault(identity, EventLog()) if logged else None
+        if response["status"] == "in_progress":
             self._running[identity] = number, owner
         else:
             self._running.pop(identity, None)
-        self._store.put(owner, replace(kept, events=log))
+        self._store.put(owner, StoredResponse(response, before, items, log))
 
-    def get(self, owner: Owner, identity: str) -> SentResponse | None:
-        """The owner's response of that id."""
+    def get(self, owner: Owner, identity: str) -> tuple[Any, Any, Any, bool] | None:
         found = self._store.get(owner, identity)
         return None if found is None else sent(found)
 
     def delete(self, owner: Owner, identity: str) -> bool:
-        """Forget a response."""
         return self._store.delete(owner, identity)
 
     def event(self, identity: str, event: bytes) -> None:
@@ -257,7 +194,7 @@ class KeptResponses:
     async def events(self, owner: Owner, identity: str, start: int) -> tuple[list[bytes], bool]:
         """The events from `start` on, as soon as there are any, and whether they are the last."""
         found = self._store.get(owner, identity)
-        if found is None or not isinstance(found.events, EventLog):
+        if found is None or found.events is None:
             return [], True
         return await found.events.after(start)
 

@@ -12,13 +12,15 @@ from pydantic import Field
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import errors, stream
 from engine_server.bodies import Answer
-from engine_server.conversation.completion import Block, BlockNews, Blocks, new_id
+from engine_server.conversation.completion import Block, Blocks, new_id
 
 Event = tuple[str, dict[str, Any]]
 _PREFIXES = {"thoughts": "rs_", "text": "msg_", "call": "fc_"}
-_CUT = {"reason": "max_output_tokens"}
-
-
+_EVENTS = {
+    "thoughts": "response.reasoning_text",
+    "text": "response.output_text",
+    "call": "response.function_call_arguments",
+}
 Status = Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
 
 
@@ -132,6 +134,7 @@ class ResponseAnswer(Answer):
     output: list[Annotated[MessageItem | ReasoningItem | CallItem, Field(discriminator="type")]]
     usage: ResponseUsage | None
     status: Status
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class Deleted(Answer):
@@ -152,23 +155,20 @@ class InputItems(Answer):
     last_id: str | None
 
 
-def _error(error: Exception, request_id: str) -> tuple[int, bytes]:
+def tell_error(error: Exception, request_id: str) -> tuple[int, bytes]:
     status, told = errors.describe(error, request_id)
     fields = {"code": told.code, "message": told.message, "param": told.param}
     return status, stream.named_event("error", {"type": "error", **fields, "sequence_number": 0})
-
-
-DIALECT = stream.Dialect(_error, b"")
 
 
 class ResponseMaker:
     """Makes one response.
 
     Args:
-        head: the fields that are known from the request.
+        head: the fields that are known from the request, and those that are not yet, as None.
         blocks: reads the completion.
         count: how many tokens a text has.
-        finish: is told of the finished response, before the client is.
+        keep: is given the response when it is finished, before the client is told.
     """
 
     def __init__(
@@ -176,45 +176,36 @@ class ResponseMaker:
         head: dict[str, Any],
         blocks: Blocks,
         count: Callable[[str], int],
-        finish: Callable[[dict[str, Any]], Awaitable[None]],
+        keep: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         self._head = head
         self._blocks = blocks
         self._count = count
-        self._finish = finish
+        self.keep = keep
         self._numbers = itertools.count()
         self._num_tokens = 0
         self._cut = False
         self._ids: list[str] = []
         self._call_ids: list[str] = []
 
-    def begun(self) -> dict[str, Any]:
-        """The response before it is computed."""
-        return self._response("in_progress")
-
-    def cancelled(self) -> dict[str, Any]:
-        """The response that nobody wants any more."""
-        return self._response("cancelled")
+    def response(self, status: Status, **fields: Any) -> dict[str, Any]:
+        """The response as it stands: one without fields is under way, or cancelled."""
+        return {**self._head, "status": status, **fields}
 
     def failed(self, error: Exception, request_id: str) -> tuple[int, dict[str, Any]]:
         """The response that could not be computed, and the status that says so."""
         status, told = errors.describe(error, request_id)
         fields = {"code": told.code or "server_error", "message": told.message}
-        return status, self._response("failed", error=fields)
+        return status, self.response("failed", error=fields)
 
     def failure(self, response: dict[str, Any]) -> bytes:
         """The last event of a failed response."""
         return self._event("response.failed", response=response)
 
-    @property
-    def dialect(self) -> stream.Dialect:
-        """How its events tell of an error."""
-
-        def error(found: Exception, request_id: str) -> tuple[int, bytes]:
-            status, response = self.failed(found, request_id)
-            return status, self.failure(response)
-
-        return stream.Dialect(error, b"")
+    def tell_error(self, error: Exception, request_id: str) -> tuple[int, bytes]:
+        """See `engine_server.stream.TellError`."""
+        status, response = self.failed(error, request_id)
+        return status, self.failure(response)
 
     async def whole(self, output: RequestOutput) -> dict[str, Any]:
         """The response to a finished request."""
@@ -224,8 +215,8 @@ class ResponseMaker:
 
     async def events(self, outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes]:
         """The response as it comes. Raises what goes wrong on the way."""
-        yield self._event("response.created", response=self.begun())
-        yield self._event("response.in_progress", response=self.begun())
+        yield self._event("response.created", response=self.response("in_progress"))
+        yield self._event("response.in_progress", response=self.response("in_progress"))
         async for output in outputs:
             for completion in output.outputs:
                 for name, fields in self._told(completion):
@@ -238,38 +229,28 @@ class ResponseMaker:
         self._num_tokens += len(completion.token_ids)
         self._cut = completion.finish_reason == "length"
         for news in self._blocks.push(completion.text, completion.finished):
-            yield from self._call_events(news) if news.block.kind == "call" else self._text_events(news)
+            yield from self._of_block(news.step, news.block, news.text)
 
-    def _text_events(self, news: BlockNews) -> Iterator[Event]:
-        block = news.block
-        place = {"item_id": self._id(block), "output_index": block.index, "content_index": 0}
-        name = "response.reasoning_text" if block.kind == "thoughts" else "response.output_text"
-        more: dict[str, Any] = {} if block.kind == "thoughts" else {"logprobs": []}
-        match news.step:
-            case "start":
-                item = {**self._item(block), "content": [], "status": "in_progress"}
-                yield "response.output_item.added", {"output_index": block.index, "item": item}
+    def _of_block(self, step: Literal["start", "more", "stop"], block: Block, text: str) -> Iterator[Event]:
+        name, call = _EVENTS[block.kind], block.kind == "call"
+        more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        place = {"item_id": self._id(block), "output_index": block.index} | ({} if call else {"content_index": 0})
+        if step == "more":
+            yield f"{name}.delta", {**place, "delta": text, **more}
+            return
+        item = self._item(block)
+        if step == "start":
+            empty: dict[str, Any] = {"arguments": ""} if call else {"content": []}
+            begun = {**item, **empty, "status": "in_progress"}
+            yield "response.output_item.added", {"output_index": block.index, "item": begun}
+            if not call:
                 yield "response.content_part.added", {**place, "part": _part(block, "")}
-            case "more":
-                yield f"{name}.delta", {**place, "delta": news.text, **more}
-            case "stop":
-                yield f"{name}.done", {**place, "text": block.text, **more}
-                yield "response.content_part.done", {**place, "part": _part(block, block.text)}
-                yield "response.output_item.done", {"output_index": block.index, "item": self._item(block)}
-
-    def _call_events(self, news: BlockNews) -> Iterator[Event]:
-        block = news.block
-        place = {"item_id": self._id(block), "output_index": block.index}
-        match news.step:
-            case "start":
-                item = {**self._item(block), "arguments": "", "status": "in_progress"}
-                yield "response.output_item.added", {"output_index": block.index, "item": item}
-            case "more":
-                yield "response.function_call_arguments.delta", {**place, "delta": news.text}
-            case "stop":
-                done = {**place, "name": block.name, "arguments": block.text}
-                yield "response.function_call_arguments.done", done
-                yield "response.output_item.done", {"output_index": block.index, "item": self._item(block)}
+            return
+        whole = {"name": block.name, "arguments": block.text} if call else {"text": block.text, **more}
+        yield f"{name}.done", {**place, **whole}
+        if not call:
+            yield "response.content_part.done", {**place, "part": _part(block, block.text)}
+        yield "response.output_item.done", {"output_index": block.index, "item": item}
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
         return stream.named_event(name, {"type": name, "sequence_number": next(self._numbers), **fields})
@@ -279,33 +260,22 @@ class ResponseMaker:
         num_tokens = self._num_tokens or len(completion.token_ids)
         thoughts = "".join(block.text for block in self._blocks.row if block.kind == "thoughts")
         prompt = len(output.prompt_token_ids)
-        made = self._response(
+        usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": num_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(num_tokens, self._count(thoughts)) if thoughts else 0},
+            "total_tokens": prompt + num_tokens,
+        }
+        made = self.response(
             "incomplete" if self._cut else "completed",
             completed_at=None if self._cut else int(time.time()),
-            incomplete_details=_CUT if self._cut else None,
+            incomplete_details={"reason": "max_output_tokens"} if self._cut else None,
             output=[self._item(block) for block in self._blocks.row],
-            usage={
-                "input_tokens": prompt,
-                "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
-                "output_tokens": num_tokens,
-                "output_tokens_details": {
-                    "reasoning_tokens": min(num_tokens, self._count(thoughts)) if thoughts else 0
-                },
-                "total_tokens": prompt + num_tokens,
-            },
+            usage=usage,
         )
-        await self._finish(made)
-        return made
-
-    def _response(self, status: str, **fields: Any) -> dict[str, Any]:
-        blank: dict[str, Any] = {
-            "completed_at": None,
-            "error": None,
-            "incomplete_details": None,
-            "output": [],
-            "usage": None,
-        }
-        return {**self._head, **blank, "status": status, **fields}
+        await self.keep(made)
+        return made if output.kv_transfer is None else {**made, "kv_transfer_params": output.kv_transfer}
 
     def _item(self, block: Block) -> dict[str, Any]:
         """The block as it stands; where the answer was cut off, its last one is incomplete."""

@@ -8,22 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from engine.interfaces.tool_parser import FunctionTool
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine.types.tools import FunctionTool
-from engine_server.bodies import Body, Effort, GeneratingBody, Metadata, Objects, sampling_params
-from engine_server.conversation.tools import (
-    Choice,
-    ToolRequest,
-    chat_form,
-    check_chosen,
-    check_names,
-    function_tool,
-    read_tools,
-)
+from engine_server.bodies import Body, Effort, GeneratingBody, Metadata, Objects
+from engine_server.conversation.reading import JSONObject, Messages, bad, texts
+from engine_server.conversation.tools import Choice, ToolRequest, chat_form, check_chosen, function_tool, read_tools
 from engine_server.conversation.turn import Conversation
 from engine_server.errors import APIError
-from engine_server.fields import JSONObject, bad
+from engine_server.state import sampling_params
 
 
 class TextFormat(Body):
@@ -166,23 +159,18 @@ def items_of(body: ResponsesBody) -> list[Item]:
 
 
 def conversation(body: ResponsesBody, before: Sequence[Item], items: Sequence[Item]) -> Conversation:
-    """A request's conversation.
-
-    Args:
-        body: for instructions, tools and variables.
-        before: items of the responses that it goes on from.
-        items: its own.
+    """A request's conversation, of its own items and of those `before`, of the responses that it goes on from.
 
     Raises APIError, a 400 that says where.
     """
-    read = _Items()
+    read = _Reader()
     if body.instructions is not None:
-        read.messages.append({"role": "system", "content": body.instructions})
+        read.row.append({"role": "system", "content": body.instructions})
     for item in before:
         read.take(JSONObject(item, "previous_response_id"))
     for i, item in enumerate(items):
         read.take(JSONObject(item, f"input.{i}"))
-    return Conversation(messages=read.messages, tools=tool_request(body), variables=body.chat_template_kwargs)
+    return Conversation(messages=read.row, tools=tool_request(body), variables=body.chat_template_kwargs)
 
 
 def tool_request(body: ResponsesBody) -> ToolRequest:
@@ -193,8 +181,7 @@ def tool_request(body: ResponsesBody) -> ToolRequest:
             raise bad("tool_choice", f"is {short(choice)}, and there are no tools", "send tools")
         return ToolRequest()
     tools = read_tools(body.tools, _tool)
-    check_names(tools)
-    given, parallel = tuple(chat_form(tool) for tool in tools), body.parallel_tool_calls is not False
+    given, parallel = chat_form(tools), body.parallel_tool_calls is not False
     if choice is None or (isinstance(choice, str) and choice in _CHOICES):
         return ToolRequest(tools, given, _CHOICES[choice or "auto"], "", parallel)
     if not isinstance(choice, Mapping):
@@ -208,98 +195,54 @@ def tool_request(body: ResponsesBody) -> ToolRequest:
 
 
 def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
-    fields = {name: value for name, value in tool.items() if value is not None}
-    kind = fields.pop("type", None)
-    if kind != "function":
+    fields = JSONObject(tool, f"tools.{i}")
+    if (kind := fields.take("type")) != "function":
         found = "is missing" if kind is None else f"is {short(kind)}"
-        raise bad(f"tools.{i}.type", found, 'send "function": this server has no tools of its own')
-    return function_tool(fields, f"tools.{i}")
+        raise bad(f"{fields.where}.type", found, 'send "function": this server has no tools of its own')
+    return function_tool(fields.left, fields.where)
 
 
-class _Items:
+class _Reader(Messages):
     """Reads items one after another. What the assistant thinks, says and calls in one turn becomes one message."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._names: dict[str, str] = {}
-        """Of the functions called, by the id of the call."""
 
     def take(self, item: JSONObject) -> None:
         """One item. Its id and status, which answers have, say nothing to the model."""
         for name in ("id", "status"):
             if not isinstance(value := item.take(name), str | None):
                 raise bad(f"{item.where}.{name}", f"is {short(value)}", "send a text, or leave it out")
-        kind = item.take("type") or "message"
-        match kind:
+        match item.take("type") or "message":
             case "message":
-                self._message(item)
+                role = item.one_of("role", _ROLES)
+                text = _texts(item, "content", "output_text" if role == "assistant" else "input_text")
+                last = self.row[-1] if self.row else {}
+                thinks = "reasoning_content" in last and not last["content"] and "tool_calls" not in last
+                if role == "assistant" and thinks:
+                    last["content"] = text
+                else:
+                    self.row.append({"role": role, "content": text})
             case "function_call":
-                self._call(item)
+                self.call(item.text("call_id"), item.text("name"), item.text("arguments"))
             case "function_call_output":
-                self._result(item)
+                identity, text = item.text("call_id"), _texts(item, "output", "input_text")
+                remedy = "send the call too, or previous_response_id"
+                self.result(identity, text, f"{item.where}.call_id", "function_call", remedy)
             case "reasoning":
-                self._reasoning(item)
-            case _:
+                if "summary" in item.left:  # beside the thoughts themselves it says nothing more
+                    _texts(item, "summary", "summary_text")
+                if "content" in item.left:
+                    text = _texts(item, "content", "reasoning_text")
+                    self.row.append({"role": "assistant", "content": "", "reasoning_content": text})
+            case kind:
                 raise bad(f"{item.where}.type", f"is {short(kind)}", f"send one of {', '.join(_TYPES)}")
         item.end()
 
-    def _message(self, item: JSONObject) -> None:
-        role = item.one_of("role", _ROLES)
-        text = _texts(
-            item.take("content"), f"{item.where}.content", "output_text" if role == "assistant" else "input_text"
-        )
-        last = self._thinking()
-        if role == "assistant" and last is not None:
-            last["content"] = text
-        else:
-            self.messages.append({"role": role, "content": text})
 
-    def _reasoning(self, item: JSONObject) -> None:
-        if (summary := item.take("summary")) is not None:  # beside the thoughts themselves it says nothing more
-            _texts(summary, f"{item.where}.summary", "summary_text")
-        if (content := item.take("content")) is not None:
-            text = _texts(content, f"{item.where}.content", "reasoning_text")
-            self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
-
-    def _call(self, item: JSONObject) -> None:
-        identity, name, arguments = item.text("call_id"), item.text("name"), item.text("arguments")
-        self._names[identity] = name
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
-        call = {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self.messages[-1].setdefault("tool_calls", []).append(call)
-
-    def _result(self, item: JSONObject) -> None:
-        identity = item.text("call_id")
-        if identity not in self._names:
-            found = f"is {short(identity)}, which no earlier function_call has"
-            raise bad(f"{item.where}.call_id", found, "send the call too, or previous_response_id")
-        text = _texts(item.take("output"), f"{item.where}.output", "input_text")
-        self.messages.append({"role": "tool", "tool_call_id": identity, "name": self._names[identity], "content": text})
-
-    def _thinking(self) -> dict[str, Any] | None:
-        """The last message, where it holds thoughts alone, whose text comes now."""
-        last = self.messages[-1] if self.messages else {}
-        return last if "reasoning_content" in last and not last["content"] and "tool_calls" not in last else None
+def _texts(item: JSONObject, field: str, kind: str) -> str:
+    where = f"{item.where}.{field}"
+    return texts(item.take(field), where, kind, "send a text, or a list of parts", _rest_of_text)
 
 
-def _texts(content: Any, where: str, kind: str) -> str:
-    """A text, or the texts of parts of this kind."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise bad(where, "is missing" if content is None else f"is {short(content)}", "send a text, or a list of parts")
-    texts: list[str] = []
-    for i, value in enumerate(content):
-        part = JSONObject(value, f"{where}.{i}")
-        part.one_of("type", (kind,))
-        texts.append(part.text("text"))
-        if part.take("annotations") or part.take("logprobs"):
-            raise APIError(
-                400,
-                f"{part.where}: annotations and logprobs are not supported; leave them out",
-                param=where.partition(".")[0],
-                code="unsupported_parameter",
-            )
-        part.end()
-    return "\n".join(texts)
+def _rest_of_text(part: JSONObject) -> None:
+    if part.take("annotations") or part.take("logprobs"):
+        found, param = f"{part.where}: annotations and logprobs are not supported", part.where.partition(".")[0]
+        raise APIError(400, f"{found}; leave them out", param=param, code="unsupported_parameter")

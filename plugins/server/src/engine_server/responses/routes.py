@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
@@ -16,15 +16,13 @@ from engine.types.params import SamplingParams
 from engine_server.bodies import JSON, encoded
 from engine_server.conversation.completion import Blocks
 from engine_server.conversation.turn import prepare, with_effort
-from engine_server.errors import APIError
+from engine_server.errors import APIError, invalid
 from engine_server.middleware import engine_id, note, request_id
-from engine_server.plugins import State
-from engine_server.responses.answer import DIALECT, Deleted, InputItems, ResponseAnswer, ResponseMaker
+from engine_server.responses.answer import Deleted, InputItems, ResponseAnswer, ResponseMaker, tell_error
 from engine_server.responses.input import Item, ResponsesBody, conversation, items_of
 from engine_server.responses.store import EventLog, Owner, StoredResponse
-from engine_server.state import ServerState
+from engine_server.state import ServerState, State, collect
 from engine_server.stream import EventStream, until_disconnect
-from engine_server.submission import collect, generate
 
 MAX_ITEMS = 100
 """The most items of one page."""
@@ -42,37 +40,31 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
     effort = None if body.reasoning is None else body.reasoning.effort
     said = with_effort(state, conversation(body, before, items), effort, "reasoning.effort")
     turn = await prepare(state, said, params)
-    streams = await generate(state, request, body, [turn.prompt], turn.params, engine_id(request, "resp"))
+    streams = await state.generate(request, body, [turn.prompt], turn.params, engine_id(request, "resp"))
     owner = _owner(request)
     head = _head(body, model, params, store)
     log = state.responses.log(head["id"]) if body.background and body.stream else None
 
-    async def finish(response: dict[str, Any]) -> None:
+    async def keep(response: dict[str, Any]) -> None:
         if store:
             await state.responses.put(owner, StoredResponse(response, before, items, log))
 
     def count(text: str) -> int:
         return len(state.engine.tokenizer.encode(text, add_special_tokens=False))
 
-    maker = ResponseMaker(head, Blocks(turn.reader()), count, finish)
+    maker = ResponseMaker(head, Blocks(turn.reader()), count, keep)
     name = request_id(request)
     if body.background:
-        begun = await _run_behind(maker, streams, finish, name, request, state, log)
-        return _answer(begun) if log is None else EventStream(log.read(), (), name, DIALECT)
+        begun = await _run_behind(maker, streams, request, state, log)
+        return _answer(begun) if log is None else EventStream(log.read(), (), name, tell_error)
     if body.stream:
-        return EventStream(maker.events(streams[0]), streams, name, maker.dialect)
+        return EventStream(maker.events(streams[0]), streams, name, maker.tell_error)
     (output,) = await until_disconnect(request.receive, collect(streams))
     return _answer(await maker.whole(output))
 
 
 async def _run_behind(
-    maker: ResponseMaker,
-    streams: list[RequestStream],
-    finish: Callable[[dict[str, Any]], Awaitable[None]],
-    name: str,
-    request: Request,
-    state: ServerState,
-    log: EventLog | None,
+    maker: ResponseMaker, streams: list[RequestStream], request: Request, state: ServerState, log: EventLog | None
 ) -> dict[str, Any]:
     """Compute the response whether or not somebody waits; it is kept as it stands, from now on, its events in `log`."""
 
@@ -85,12 +77,12 @@ async def _run_behind(
             (output,) = await collect(streams)
             await maker.whole(output)
         except Exception as error:
-            _, response = maker.failed(error, name)
-            await finish(response)
+            _, response = maker.failed(error, request_id(request))
+            await maker.keep(response)
             if log is not None:
                 log.add(maker.failure(response))
         except asyncio.CancelledError:
-            await finish(maker.cancelled())
+            await maker.keep(maker.response("cancelled"))
 
     def close() -> None:
         for stream in streams:
@@ -98,8 +90,8 @@ async def _run_behind(
         if log is not None:
             log.end()
 
-    begun = maker.begun()
-    await finish(begun)
+    begun = maker.response("in_progress")
+    await maker.keep(begun)
     state.background.start(begun["id"], run(), request.scope["state"].get("key_usage"), close)
     return begun
 
@@ -112,8 +104,7 @@ async def retrieve(
     starting_after: Annotated[int, Query(ge=0)] | None = None,
 ) -> Response:
     """A stored response; with `stream` its events, behind the one with the number `starting_after`."""
-    if set(request.query_params) - {"stream", "starting_after"}:
-        raise _unsupported(request, {"stream", "starting_after"})
+    _check_query(request, "stream", "starting_after")
     stored = await _stored(identity, request, state)
     if not stream:
         if starting_after is not None:
@@ -123,7 +114,7 @@ async def retrieve(
         found = "the events of this response are not kept: they are with background=true and stream=true"
         raise APIError(400, found, param="stream")
     start = 0 if starting_after is None else starting_after + 1
-    return EventStream(stored.events.read(start), (), request_id(request), DIALECT)
+    return EventStream(stored.events.read(start), (), request_id(request), tell_error)
 
 
 async def delete(identity: str, request: Request, state: State) -> Response:
@@ -152,8 +143,7 @@ async def input_items(
     after: str | None = None,
 ) -> Response:
     """What a stored response answers, page by page."""
-    if set(request.query_params) - {"order", "limit", "after"}:
-        raise _unsupported(request, {"order", "limit", "after"})
+    _check_query(request, "order", "limit", "after")
     stored = await _stored(identity, request, state)
     items = [_named(identity, i, item) for i, item in enumerate((*stored.before, *stored.items))]
     if order == "desc":
@@ -165,8 +155,7 @@ async def input_items(
         items = items[places[0] + 1 :]
     page = items[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    told = InputItems(object="list", data=page, has_more=len(items) > limit, first_id=first, last_id=last)
-    return JSON(told)
+    return JSON(InputItems(object="list", data=page, has_more=len(items) > limit, first_id=first, last_id=last))
 
 
 def _answer(response: Mapping[str, Any]) -> JSON:
@@ -181,13 +170,10 @@ def _owner(request: Request) -> Owner:
 
 def _store(body: ResponsesBody, state: ServerState) -> bool:
     if body.background and body.store is False:
-        raise APIError(
-            400, "background: a response that is not stored could not be got; send store=true", param="store"
-        )
+        found = "background: a response that is not stored could not be got; send store=true"
+        raise APIError(400, found, param="store")
     if body.store and not state.responses.max_bytes:
-        raise APIError(
-            400, "store: this server keeps no responses (--response-store-size 0); send false", param="store"
-        )
+        raise invalid("store", "this server keeps no responses (--response-store-size 0); send false")
     return bool(state.responses.max_bytes) if body.store is None else body.store
 
 
@@ -197,12 +183,8 @@ async def _before(body: ResponsesBody, request: Request, state: ServerState) -> 
         return []
     stored = await state.responses.get(_owner(request), name)
     if stored is None:
-        raise APIError(
-            400,
-            f"the response {name[:200]!r} is not here, or not any more; send the whole conversation as input",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
+        found = f"the response {name[:200]!r} is not here, or not any more; send the whole conversation as input"
+        raise APIError(400, found, param="previous_response_id", code="previous_response_not_found")
     if stored.response["status"] not in ("completed", "incomplete"):
         found = f"the response {name[:200]!r} is {stored.response['status']}"
         raise APIError(400, f"{found}; go on from one that has come to its end", param="previous_response_id")
@@ -212,17 +194,15 @@ async def _before(body: ResponsesBody, request: Request, state: ServerState) -> 
 async def _stored(identity: str, request: Request, state: ServerState) -> StoredResponse:
     stored = await state.responses.get(_owner(request), identity)
     if stored is None:
-        raise _missing(identity)
+        found = f"the response {identity[:200]!r} is not here, or not any more"
+        raise APIError(404, found, code="response_not_found")
     return stored
 
 
-def _missing(identity: str) -> APIError:
-    return APIError(404, f"the response {identity[:200]!r} is not here, or not any more", code="response_not_found")
-
-
-def _unsupported(request: Request, known: Set[str]) -> APIError:
-    name = next(name for name in request.query_params if name not in known)[:64]
-    return APIError(400, f"the parameter {name!r} is not supported here", param=name, code="unsupported_parameter")
+def _check_query(request: Request, *known: str) -> None:
+    """Raise a 400 APIError for a parameter that is none of these."""
+    for name in (name[:64] for name in request.query_params if name not in known):
+        raise APIError(400, f"the parameter {name!r} is not supported here", param=name, code="unsupported_parameter")
 
 
 def _named(identity: str, i: int, item: Item) -> dict[str, Any]:
@@ -231,7 +211,7 @@ def _named(identity: str, i: int, item: Item) -> dict[str, Any]:
 
 
 def _head(body: ResponsesBody, model: str, params: SamplingParams, store: bool) -> dict[str, Any]:
-    """The fields of a response that are known from its request."""
+    """A response before it is computed, but for its status."""
     form = {"type": "text"} if body.text is None or body.text.format is None else body.text.format.dumped()
     return {
         "id": f"resp_{uuid.uuid4().hex}",
@@ -257,4 +237,9 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams, store: bool) 
         "top_p": params.top_p,
         "truncation": "disabled",
         "user": body.user,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -69,14 +69,6 @@ class EventLog:
         news.set()
 
 
-class Events(Protocol):
-    """How a response is, or was, told."""
-
-    def read(self, start: int = 0) -> AsyncGenerator[bytes]:
-        """The events from this place on, then those that come, up to the end."""
-        ...
-
-
 @dataclass(frozen=True)
 class StoredResponse:
     """One of them.
@@ -91,20 +83,12 @@ class StoredResponse:
     response: Mapping[str, Any]
     before: Sequence[Mapping[str, Any]]
     items: Sequence[Mapping[str, Any]]
-    events: Events | None = None
+    events: EventLog | None = None
 
     @property
     def conversation(self) -> list[Mapping[str, Any]]:
         """All items that the next response goes on from."""
         return [*self.before, *self.items, *self.response["output"]]
-
-
-@dataclass
-class _Shelf:
-    """Of one owner, the oldest first: (response, bytes, when it ends)."""
-
-    entries: OrderedDict[str, tuple[StoredResponse, int, float]] = field(default_factory=OrderedDict)
-    size: int = 0
 
 
 class ResponseStore:
@@ -121,31 +105,33 @@ class ResponseStore:
         self.max_bytes = max_bytes
         self._seconds = seconds
         self._clock = clock
-        self._shelves: dict[Owner, _Shelf] = {}
+        self._entries: dict[Owner, OrderedDict[str, tuple[StoredResponse, int, float]]] = {}
+        """Of each owner, the oldest first: the response, its bytes, and when it ends."""
+        self._sizes: Counter[Owner] = Counter()
 
     @property
     def size(self) -> int:
         """Bytes that are stored."""
-        return sum(shelf.size for shelf in self._shelves.values())
+        return self._sizes.total()
 
     def put(self, owner: Owner, stored: StoredResponse) -> None:
         """Keep a response, in the place of one with the same id. One that is larger than all room is not kept."""
         self._expire()
         size = sum(len(orjson.dumps(part)) for part in (stored.response, *stored.before, *stored.items))
-        size += stored.events.size if isinstance(stored.events, EventLog) else 0
+        size += 0 if stored.events is None else stored.events.size
         self.delete(owner, stored.response["id"])
-        shelf = self._shelves.setdefault(owner, _Shelf())
-        shelf.entries[stored.response["id"]] = stored, size, self._clock() + self._seconds
-        shelf.size += size
+        entries = self._entries.setdefault(owner, OrderedDict())
+        entries[stored.response["id"]] = stored, size, self._clock() + self._seconds
+        self._sizes[owner] += size
         while self.size > self.max_bytes:
-            largest = max(self._shelves, key=lambda who: self._shelves[who].size)
-            self._drop(largest, next(iter(self._shelves[largest].entries)))
+            largest, _ = self._sizes.most_common(1)[0]
+            self._drop(largest, next(iter(self._entries[largest])))
 
     def get(self, owner: Owner, identity: str) -> StoredResponse | None:
         """The owner's response of that id; None where there is none, or none any more."""
         self._expire()
-        shelf = self._shelves.get(owner)
-        found = None if shelf is None else shelf.entries.get(identity)
+        entries = self._entries.get(owner)
+        found = None if entries is None else entries.get(identity)
         return None if found is None else found[0]
 
     def delete(self, owner: Owner, identity: str) -> bool:
@@ -157,52 +143,22 @@ class ResponseStore:
 
     def _expire(self) -> None:
         now = self._clock()
-        for owner in list(self._shelves):
-            while (shelf := self._shelves.get(owner)) is not None:
-                identity, (_, _, ends) = next(iter(shelf.entries.items()))
+        for owner in list(self._entries):
+            while (entries := self._entries.get(owner)) is not None:
+                identity, (_, _, ends) = next(iter(entries.items()))
                 if ends > now:
                     break
                 self._drop(owner, identity)
 
     def _drop(self, owner: Owner, identity: str) -> None:
-        shelf = self._shelves[owner]
-        shelf.size -= shelf.entries.pop(identity)[1]
-        if not shelf.entries:
-            del self._shelves[owner]
+        entries = self._entries[owner]
+        self._sizes[owner] -= entries.pop(identity)[1]
+        if not entries:
+            del self._entries[owner], self._sizes[owner]
 
 
-class Responses(Protocol):
-    """Where routes find and leave responses; it may be in another process.
-
-    Attributes:
-        max_bytes: of all responses; 0: nothing is stored.
-    """
-
-    max_bytes: int
-
-    async def put(self, owner: Owner, made: StoredResponse) -> None:
-        """Keep a response, in the place of one with the same id."""
-        ...
-
-    async def get(self, owner: Owner, identity: str) -> StoredResponse | None:
-        """The owner's response of that id; None where there is none, or none any more."""
-        ...
-
-    async def delete(self, owner: Owner, identity: str) -> bool:
-        """Forget a response; False where there is none."""
-        ...
-
-    def log(self, identity: str) -> EventLog:
-        """For the events of a response that will be computed here."""
-        ...
-
-
-class OwnResponses:
-    """`Responses` of the only process.
-
-    Args:
-        store: where they are.
-    """
+class Responses:
+    """Where routes find and leave responses: in a `ResponseStore`; several processes have theirs in the first one's."""
 
     def __init__(self, store: ResponseStore) -> None:
         self.max_bytes = store.max_bytes
@@ -218,6 +174,7 @@ class OwnResponses:
         return self._store.delete(owner, identity)
 
     def log(self, identity: str) -> EventLog:
+        """For the events of a response that will be computed here."""
         return EventLog()
 
 
@@ -226,9 +183,6 @@ class Background:
 
     Belongs to one event loop. What runs here counts as a request in progress: for the server, which waits for it
     before it leaves, and for the API key.
-
-    Args:
-        lifecycle: the server's.
     """
 
     def __init__(self, lifecycle: Lifecycle) -> None:
@@ -238,14 +192,7 @@ class Background:
     def start(
         self, identity: str, work: Coroutine[Any, Any, None], usage: KeyUsage | None, ended: Callable[[], None]
     ) -> None:
-        """Run `work`, which raises nothing.
-
-        Args:
-            identity: of the response.
-            work: to be done.
-            usage: of the API key that asks for it.
-            ended: called when it has ended.
-        """
+        """Run `work`, which raises nothing, for a response and an API key; `ended` is called when it has ended."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[identity] = task
         self._lifecycle.enter()

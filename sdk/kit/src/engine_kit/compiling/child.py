@@ -14,8 +14,9 @@ import signal
 import msgspec
 
 from engine.interfaces.context import GrammarContext
-from engine.process.importing import import_object
-from engine.process.run import Parent, run
+from engine.plugin.loading import import_object
+from engine.process.run import run
+from engine.process.wire import Parent
 from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.messages import Shutdown
 from engine_kit.compiling import GrammarCompiler

@@ -13,8 +13,8 @@ import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, cast
 
+from engine.plugin.loading import import_object
 from engine.process.child import Child
-from engine.process.importing import import_object
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, rebuild_error
 from engine_kit.compiling.child import Begin, Compiled, CompilerStart, CompileSource
 
@@ -33,6 +33,8 @@ RUNAWAYS = 256
 """How many sources that ended a process are remembered."""
 ATTEMPTS = 2
 """How many processes a source gets, where somebody else ends them."""
+NO_MEMORY = (-signal.SIGABRT, 127)
+"""Exit codes of a child to which memory was refused: C++ aborts; the C library, for a new thread's data, leaves so."""
 OWN_SIGNALS = frozenset(
     {
         signal.SIGALRM,
@@ -214,7 +216,7 @@ class CompilerProcesses:
         """A child that leaves by itself in the middle of a compilation has run out of memory or stack, as far as one
         can know. Raises _Ended for one that somebody else ended."""
         code = self._drop(child)
-        if code == -signal.SIGABRT:  # how C++ ends where memory is refused
+        if code in NO_MEMORY:
             return self._too_much_memory()
         if code < 0 and -code not in OWN_SIGNALS:
             if self._closed:

@@ -92,6 +92,14 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("batch invariant: the same bits alone, in a batch, in chunks", "batch_invariant"),
             Capability("log-sum-exp on demand (`lse`)", "lse_puts_parts_together keys_on_several_ranks without_lse"),
             Capability("strided tensors, padded batches", "strided_tensors padding_rows padding_tokens"),
+            Capability("keys and values read back (`read`)", "reading_back"),
+            Capability("trees of drafts, {}", "trees_in_every_dtype", "(.*)"),
+            Capability(
+                "trees of drafts: any tree, windows, NaN that a node does not see",
+                "trees largest_trees trees_with_everything what_nodes_do_not_see ragged_trees refilled_plan_of_trees "
+                "nodes_that_are_rows_of_one_token",
+            ),
+            Capability("keys and values moved (`move`)", "moving"),
             Capability("plans refilled in place", "refilled_plan refilled_plan_of_prefills"),
             Capability("lengths known as bounds only (steps in flight)", "lengths_that_are_bounded_only"),
             Capability("captured and replayed decode steps", "captured_step"),
@@ -124,6 +132,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "latent attention: strided tensors, padded batches, bounded lengths",
                 "latent_views latent_padding latent_lengths_that_are_bounded_only",
             ),
+            Capability("latent attention: vectors read back (`read`)", "latent_reading_back"),
             Capability("latent attention: plans refilled in place", "latent_refilled_plan"),
             Capability("latent attention: captured and replayed decode steps", "latent_captured_step"),
             Capability("latent attention: captured and replayed drafts", "latent_captured_drafts"),
@@ -142,7 +151,9 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("rotary embedding", "rope rope_of_parts"),
             Capability("norms of queries and keys with rotary embedding", "qk_norm_rope"),
             Capability("SiLU and multiply", "silu_mul"),
+            Capability("GELU and multiply", "gelu_mul"),
             Capability("GELU, exact and by tanh", "gelu"),
+            Capability("ReLU and its square", "relu"),
             Capability("linear", "linear linear_of_a_view linear_keeps_rows_apart"),
             Capability("linear, many widths by many rows", "thorough_linear"),
             Capability("a matrix of its own for each head", "linear_heads"),
@@ -161,6 +172,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             ),
             Capability("log probabilities", "logprobs"),
             Capability("speculation: greedy verification", "verify"),
+            Capability("speculation: trees of drafts", "verify_tree"),
             Capability("speculation: rejection sampling", "reject_is_as_defined tokens_have_the_targets_distribution"),
             Capability("captured and replayed: {}", "captured", r"(.*)-\w+"),
             Capability("batch invariant: linear", "invariant_linear"),
@@ -200,6 +212,16 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("large pools, long histories", "many_turns_of_a_large_pool thousands_of_calls"),
             Capability("content that comes back, bounded memory", "what_comes_back memory_is_bounded"),
             Capability("any sequence of calls", "any_sequence_of_calls"),
+            Capability(
+                "reuses chunks that are no prefix",
+                "chunks_in_another_order chunks_of_others_are_not_found reset_forgets_chunks "
+                "memory_of_chunks_is_bounded",
+            ),
+            Capability(
+                "retained pages last, by priority and time",
+                "retained_pages_go_last retention_ends what_is_retained_is_found_and_held "
+                "retention_ends_with_the_content any_retention",
+            ),
         ),
         "drafter": (
             Capability(
@@ -212,6 +234,9 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability(
                 "slots that change hands, and histories shared within a `cache_salt` alone",
                 "requests_come_and_go histories_that_are_shared",
+            ),
+            Capability(
+                "hidden states and draft models: drafts follow from the tokens", "drafts_follow_from_the_tokens"
             ),
             Capability(
                 "draft probabilities, for rejection sampling",
@@ -334,6 +359,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("many layers, strided tensors", "layers_are_apart strided_tensors"),
             Capability("what is no layer is refused", "what_is_no_layer"),
             Capability("captured and replayed steps, {}", "captured", "(.*)"),
+            Capability(
+                "weights that a checkpoint stores in its form",
+                "what_is_claimed what_is_covered stored_layers other_dtypes_are_refused",
+            ),
         ),
         "kv_connector": (
             Capability("pages of {} bytes, out and back", "round_trip", "(.*)"),
@@ -350,8 +379,25 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("steps in flight, any sequence of calls", "results_of_steps_in_flight any_sequence_of_calls"),
             Capability("failed loads are reported page by page", "failed_loads every_failed_load_is_reported"),
             Capability("memory that is not there is a typed error", "memory_that_is_not_there"),
+            Capability("blocks are stored and found again, {} rank(s)", "what_was_computed_is_found", "(.*)"),
+            Capability(
+                "other blocks and other models are not found",
+                "what_nobody_has_computed_is_not_found another_model_is_not_found",
+            ),
+            Capability("loads that are lost or aborted", "a_store_that_lost_what_it_had aborts_of_loads"),
+            Capability("pages pulled from another engine, {} rank(s)", "another_engine_goes_on", "(.*)"),
+            Capability("pages pushed to another engine, {} rank(s)", "pages_are_pushed", "(.*)"),
+            Capability(
+                "holds end, for who asked and of one's model",
+                "what_another_engine_does_not_need nothing_is_held_for_nobody another_model_of_another_engine "
+                "a_hold_that_runs_out",
+            ),
+            Capability("aborts on either side", "aborts_of_who_goes_on aborts_of_pushes"),
+            Capability("another engine that dies", "the_other_engine_dies"),
+            Capability("frames that are {}", "frames_in_trouble", "(.*)"),
+            Capability("any sequence of handovers", "any_sequence_between_engines"),
             Capability("a scheduler half without torch", "the_scheduler_half_is_light"),
-            Capability("nothing left after the end", "nothing_is_left"),
+            Capability("nothing left after the end", "nothing_is_left nothing_is_left_between_engines"),
         ),
         "checkpoint": (
             Capability("names claimed and resolved", "claims files what_is_not_there pooler"),
@@ -385,7 +431,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             ),
             Capability("token types", "token_types"),
             Capability("tensor parallel over {} ranks", "tensor_parallel", "(.*)"),
-            Capability("pipeline stages, listeners between layers", "the_walk_owns_the_layers the_walk_cuts_stages"),
+            Capability(
+                "pipeline stages, listeners between layers",
+                "the_walk_owns_the_layers the_walk_cuts_stages the_walk_selects_tokens",
+            ),
             Capability("operations alone, so that steps can be captured", "computes_through_operations_alone"),
         ),
         "tokenizer": (
@@ -403,7 +452,8 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("the model's chat template", "the_models_own_template"),
             Capability(
                 "templates of requests, in a sandbox",
-                "a_template_of_the_request a_template_that_fails templates_stay_in_their_sandbox",
+                "a_template_of_the_request a_template_that_fails templates_stay_in_their_sandbox "
+                "messages_as_clients_send_them",
             ),
             Capability("broken files and texts are typed errors", "broken_files text_that_is_no_unicode"),
             Capability("several threads", "threads"),

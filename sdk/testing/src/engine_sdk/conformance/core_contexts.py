@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.interfaces.context import CoreContext, FrontContext, RouterContext
+from engine.interfaces.context import Clock, CoreContext, FrontContext, RouterContext, SystemClock
 from engine.types.kv import KVGroup, KVLayout, KVTable
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
 from engine_sdk.conformance.subject import Subject
 
 
-def core_context(subject: Subject, num_pages: int = 64, worker: str = "", max_num_seqs: int = 64) -> CoreContext:
-    """For evictors, policies and executors: a pool of this many pages, the null page included."""
+def core_context(
+    subject: Subject, num_pages: int = 64, worker: str = "", max_num_seqs: int = 64, clock: Clock | None = None
+) -> CoreContext:
+    """For evictors, policies and executors: a pool of this many pages, the null page included. Tokens are bytes."""
     return CoreContext(
         layout=one_layer(256),
         max_num_seqs=max_num_seqs,
@@ -20,7 +22,10 @@ def core_context(subject: Subject, num_pages: int = 64, worker: str = "", max_nu
         max_model_len=4096,
         num_pages=num_pages,
         worker=worker,
+        vocabulary=lambda: [bytes([byte]) for byte in range(256)],
+        encode=lambda text: list(text.encode()),
         options=subject.options,
+        clock=SystemClock() if clock is None else clock,
     )
 
 

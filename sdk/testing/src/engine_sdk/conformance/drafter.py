@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, cast
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
-from engine.interfaces.drafter import Drafter, DrafterNeed, DraftRows, Drafts
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.drafter import (
+    OFFERS,
+    DraftBatch,
+    Drafter,
+    DrafterCard,
+    DrafterNeed,
+    DrafterOptions,
+    DraftRows,
+    Drafts,
+    seen_from,
+)
+from engine.interfaces.step import TargetStep
 from engine.types.params import SamplingParams
-from engine.types.plan import NewSlot
+from engine.types.plan import NewSlot, StepPlan
+from engine.types.start import DraftStart
+from engine_kit.philox import uniform
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.ops.definition import Setting, distribution, rows_of
@@ -27,11 +42,135 @@ NOBODYS = VOCAB + 9
 """Stands in the table where no token of a request stands."""
 
 
-class Session:
-    """The runner, as far as these tests play it."""
+class PlayedModel:
+    """A draft model, as these tests play it: what it keeps of a token is a vector of this token, its features and its
+    position, and its hidden state there is made of all that is kept up to there and that it sees.
 
-    def __init__(self, tokens: torch.Tensor) -> None:
-        self.tokens = tokens
+    Attributes:
+        kept: [SLOTS + 1, LENGTH, hidden_size]; NaN where nothing is kept.
+    """
+
+    def __init__(self, hidden_size: int, seed: int, device: str) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.kept = torch.full((SLOTS + 1, LENGTH, hidden_size), torch.nan, dtype=torch.float64, device=device)
+        self._embed = torch.randn(VOCAB, hidden_size, dtype=torch.float64, generator=random).to(device)
+        self._bias = torch.randn(VOCAB, dtype=torch.float64, generator=random).to(device) * 2
+        self._head = torch.randn(hidden_size, VOCAB, dtype=torch.float64, generator=random).to(device)
+        self._where = torch.randn(LENGTH, hidden_size, dtype=torch.float64, generator=random).to(device)
+
+    def compute(
+        self, slot: int, first: int, tokens: torch.Tensor, features: torch.Tensor | None, hidden: int = 0
+    ) -> torch.Tensor:
+        """Keep tokens [n] from a place on, and give their hidden states [n, hidden_size].
+
+        hidden: bits of one token that is a node of a tree, see `DraftBatch`.
+        """
+        made, end = self._embed[tokens.long()], first + len(tokens)
+        if features is not None:
+            weights = torch.cos(torch.arange(features.shape[1], device=made.device) + 1.0).double()
+            made = made + torch.outer(features.double() @ weights, self._where[0])
+        beyond = hidden.bit_count()
+        self.kept[slot, first:end] = made * self._where[first - beyond : end - beyond]
+        seen: Any = slice(end)
+        if hidden:
+            seen = [place for place in range(end) if place >= first or not hidden >> (first - place) & 1]
+        return torch.tanh(self.kept[slot, seen].cumsum(dim=0)[-len(tokens) :] * 0.3)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] -> [n, VOCAB]."""
+        return hidden.double() @ self._head * 0.3 + self._bias
+
+
+class Session:
+    """The runner, as these tests play it, and the models that the card names. Implements `DraftSession`."""
+
+    def __init__(self, models: Sequence[PlayedModel], rejects: bool) -> None:
+        self.tokens = torch.empty(0)
+        self._models = models
+        self._rejects = rejects
+        self._limits: dict[int, int] = {}
+
+    def at(self, table: torch.Tensor, rows: DraftRows | None = None) -> Session:
+        """With this table of tokens, and the rows that want drafts."""
+        self.tokens = table
+        if rows is not None:
+            ends = (rows.num_tokens + rows.num_drafts).tolist()
+            self._limits = dict(zip(rows.slot.tolist(), ends, strict=True))
+        return self
+
+    def forget(self, slot: int) -> None:
+        """Another request has the slot."""
+        for model in self._models:
+            model.kept[slot] = torch.nan
+
+    def model(self, index: int = 0) -> Any:
+        return self._models[index]
+
+    def run(self, index: int, batch: DraftBatch) -> torch.Tensor:
+        """See `DraftSession.run`: rows that want no more drafts are computed in the slot behind all others."""
+        each, hidden = batch.num_tokens, []
+        slots, starts, bits = batch.slot.tolist(), batch.start.tolist(), [0] * len(batch.slot)
+        assert batch.token_ids.dtype == torch.int32 and len(batch.token_ids) == len(slots) * each, "other tokens"
+        if batch.hidden is not None:
+            assert each == 1 and batch.hidden.dtype == np.int64, "nodes of trees are rows of one token"
+            bits = batch.hidden.view(np.uint64).tolist()
+            assert all(bit & 1 == 0 for bit in bits), "a node does not see itself"
+        once = slots if batch.hidden is None else list(zip(slots, starts, strict=True))
+        assert len(set(once)) == len(once), "a slot stands in two rows, or a place of it"
+        assert set(slots) <= self._limits.keys(), "a draft model runs for a slot that wants no drafts"
+        for i, (slot, start, hides) in enumerate(zip(slots, starts, bits, strict=True)):
+            assert start >= 0, "a position before the first"
+            own, place = slice(i * each, (i + 1) * each), (slot, start)
+            if start + each > self._limits[slot]:
+                place, hides = (SLOTS, 0), 0
+            features = None if batch.features is None else batch.features[own]
+            hidden.append(self._models[index].compute(*place, batch.token_ids[own], features, hides))
+        return torch.cat(hidden)
+
+    def run_step(self, index: int, step: TargetStep, features: torch.Tensor | None = None) -> torch.Tensor:
+        """See `DraftSession.run_step`; the states of what pads the step are NaN."""
+        plan, hidden, start = step.plan, [], 0
+        rows = zip(*(x.tolist() for x in (plan.slot_of_row, plan.num_computed, plan.num_tokens)), strict=True)
+        for slot, first, count in rows:
+            own = slice(start, start + count)
+            start += count
+            tokens = self.tokens[slot, first : first + count].clamp(max=VOCAB - 1)
+            if features is not None:
+                tokens = step.next_tokens[own]
+            of_row = None if features is None else features[own]
+            hidden.append(self._models[index].compute(slot, first, tokens, of_row))
+        return F.pad(torch.cat(hidden), (0, 0, 0, len(step.next_tokens) - start), value=torch.nan)
+
+    def draw(self, logits: torch.Tensor, rows: DraftRows, ahead: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """From softmax(logits), by a number that follows from the request's tokens."""
+        wants = torch.from_numpy(rows.num_drafts > ahead).to(logits.device)
+        assert tuple(logits.shape) == (len(rows.slot), VOCAB), f"logits of shape {tuple(logits.shape)} for these rows"
+        assert logits[wants].isfinite().all(), "a draft is made of keys and values that nobody has computed"
+        q = torch.softmax(logits.nan_to_num(0.0).double(), dim=1)
+        seeds = [
+            hash(tuple(self.tokens[s, :n].tolist())) for s, n in zip(*map(np.ndarray.tolist, rows[:2]), strict=True)
+        ]
+        u = uniform(np.array(seeds, np.int64).view(np.uint64), rows.num_tokens + ahead, 9)
+        chosen = (q.cumsum(dim=1) <= torch.from_numpy(u).to(q.device).unsqueeze(1) * q.sum(dim=1, keepdim=True)).sum(
+            dim=1
+        )
+        return chosen.clamp(max=VOCAB - 1).int(), q if self._rejects else None
+
+
+class Observed(NamedTuple):
+    """A step of the target, as these tests play it: see `engine.interfaces.step.TargetStep`."""
+
+    plan: StepPlan
+    query_start_loc: torch.Tensor
+    hidden: torch.Tensor
+    streams: dict[int, torch.Tensor]
+    next_tokens: torch.Tensor
+    kept: torch.Tensor
+
+    @property
+    def last(self) -> torch.Tensor:
+        """The place of each row's last token that counts."""
+        return self.query_start_loc[: len(self.kept)].long() + self.kept - 1
 
 
 @dataclass
@@ -58,11 +197,17 @@ class DrafterConformance(Conformance):
     protocol = "Drafter"
     entered = 0
     """Requests so far in a test."""
+    rejects = False
+    """Drafts come with the distribution that they are drawn from."""
+    num_models = 1
+    """Draft models, of a card that names some; override it."""
+    played: ClassVar[type[PlayedModel]] = PlayedModel
+    """What plays them. A driver that calls more of its models than `logits` overrides it."""
 
     @classmethod
     def needs(cls) -> Sequence[DrafterNeed]:
         base = DrafterNeed(dtype="float32", device=cls.device)
-        return [base, replace(base, offers=frozenset({"hidden_states", "models"}))]
+        return [base, replace(base, offers=frozenset({"hidden", "streams", "models"}))]
 
     @classmethod
     def impossible(cls) -> Sequence[DrafterNeed]:
@@ -70,9 +215,39 @@ class DrafterConformance(Conformance):
 
     @classmethod
     def make(cls) -> Drafter:
-        """A new body; skipped where the card needs what only a whole engine offers."""
+        """A new body."""
         cls.require(DrafterNeed(dtype="float32", device=cls.device))
-        return cls.body()(worker_context(cls.subject(), cls.device))  # type: ignore[no-any-return]
+        return cast(Drafter, cls.body()(cls.context()))
+
+    @classmethod
+    def context(cls) -> WorkerContext:
+        """Of a worker, where the draft models are of the target's form."""
+        context, count = worker_context(cls.subject(), cls.device), cls._count()
+        draft = DraftStart(choices=(), model=context.start.model, files=context.start.files)
+        return replace(context, start=msgspec.structs.replace(context.start, drafts=(draft,) * count))
+
+    @classmethod
+    def _count(cls) -> int:
+        return cls.num_models if "models" in cls._card().needs else 0
+
+    @classmethod
+    def _card(cls) -> type[DrafterCard]:
+        return cast("type[DrafterCard]", cls.subject().card)
+
+    def _context(self) -> WorkerContext:
+        """That bodies are built with, made once."""
+        if "_made" not in vars(self):
+            self._made = self.context()
+        return self._made
+
+    def session(self, drafter: Drafter) -> Session:
+        """A body's. What its draft models keep is kept there."""
+        sessions: dict[int, tuple[Drafter, Session]] = vars(self).setdefault("_sessions", {})
+        if id(drafter) not in sessions:
+            size = self._context().start.model.hidden_size
+            models = [self.played(size, seed, self.device) for seed in range(self._count())]
+            sessions[id(drafter)] = drafter, Session(models, self.rejects)
+        return sessions[id(drafter)][1]
 
     # -- what is asked -----------------------------------------------------------------------------------------------
     @classmethod
@@ -103,22 +278,71 @@ class DrafterConformance(Conformance):
         self._enter(drafter, rows, table)
         found = self.drafted(drafter, rows, table)
         counts = np.array([len(drafts) // 2 for drafts in found], np.int32)
-        drafter.accepted(rows, torch.from_numpy(counts).to(self.device))
+        self.observe(drafter, table, rows.slot, rows.num_tokens - 1, counts, [len(drafts) for drafts in found])
         self._leave(drafter, rows, table)
         return found
 
+    def observe(
+        self, drafter: Drafter, table: torch.Tensor, slot: np.ndarray, first: np.ndarray, kept: np.ndarray,
+        drafts: Sequence[int], draws: bool = True,
+    ) -> None:  # fmt: skip
+        """A step of the target that computes, of each row, the token at `first` and so many drafts, of which `kept`
+        count; where the drafter's card says that it looks on. What it is shown follows from the table. A row of one
+        token pads it.
+
+        draws: False for a chunk of prompts, which has so many tokens more in place of drafts.
+        """
+        card = self._card()
+        if not card.needs & OFFERS or not len(slot):
+            return
+        more = np.array(drafts, np.int32)
+        context = self._context()
+        model = context.start.model
+        plan = StepPlan(
+            step_id=0, slot_of_row=slot, num_computed=first.astype(np.int32), num_tokens=1 + more,
+            samples=np.full(len(slot), draws), num_decodes=0, new_slots=[], new_blocks=[],
+            num_drafts=more if draws and more.any() else None,
+        )  # fmt: skip
+        row = np.repeat(np.arange(len(slot)), plan.num_tokens)
+        starts = np.append(0, np.cumsum(plan.num_tokens)).astype(np.int32)
+        place = torch.from_numpy(first[row] + np.arange(len(row)) - starts[row]).long().to(self.device)
+        tokens = table[torch.from_numpy(slot[row]).long().to(self.device)].clamp(max=VOCAB - 1)
+        some = tokens.gather(1, place[:, None]) * 0.37 + place[:, None] * 0.11
+        hidden = torch.sin(some + torch.arange(model.hidden_size, device=self.device)).to(context.dtype)
+        hidden = F.pad(hidden, (0, 0, 0, 1), value=torch.nan)
+        options = cast(DrafterOptions, context.options)
+        step = Observed(
+            plan,
+            torch.from_numpy(np.append(starts, starts[-1] + 1)).to(self.device),
+            hidden,
+            {layer: hidden * (layer + 2) for layer in card.streams(model, options)},
+            F.pad(tokens.gather(1, place[:, None] + 1)[:, 0], (0, 1)),
+            torch.from_numpy((1 + kept).astype(np.int32)).to(self.device),
+        )
+        drafter.observe(step, self.session(drafter).at(table))
+
+    def observe_prompt(self, drafter: Drafter, table: torch.Tensor, slot: int, length: int) -> None:
+        """All of a request's tokens but the last are computed."""
+        if length > 1:
+            more = np.array([length - 2])
+            self.observe(
+                drafter, table, np.array([slot], np.int32), np.zeros(1, np.int64), more, more.tolist(), draws=False
+            )
+
     def _enter(self, drafter: Drafter, rows: DraftRows, table: torch.Tensor) -> None:
         for slot, length in zip(rows.slot.tolist(), rows.num_tokens.tolist(), strict=True):
+            self.session(drafter).forget(slot)
             drafter.enter(self.new_slot(slot, table[slot, :length].tolist(), f"salt {self.entered}"))
+            self.observe_prompt(drafter, table, slot, length)
 
     def _leave(self, drafter: Drafter, rows: DraftRows, table: torch.Tensor) -> None:
         for slot, length in zip(rows.slot.tolist(), rows.num_tokens.tolist(), strict=True):
-            drafter.leave(slot, length, Session(table))
+            drafter.leave(slot, length, self.session(drafter).at(table))
 
     def drafted(self, drafter: Drafter, rows: DraftRows, table: torch.Tensor) -> list[list[int]]:
         """The drafts that count, row by row; their form is checked, and that nothing is changed."""
         before, given = table.clone(), [column.copy() for column in rows]
-        drafts = drafter.propose(rows, Session(table))
+        drafts = drafter.propose(rows, self.session(drafter).at(table, rows))
         assert torch.equal(table, before), "the table of tokens was changed"
         assert all(np.array_equal(a, b) for a, b in zip(rows, given, strict=True)), "the rows were changed"
         counts = self._counts(rows, drafts)
@@ -133,6 +357,17 @@ class DrafterConformance(Conformance):
             f"drafts are {drafts.tokens.dtype} {tuple(drafts.tokens.shape)}, not int32 {(m, k)}"
         )
         assert drafts.tokens.device.type == torch.device(self.device).type
+        if (parents := drafts.parents) is not None:
+            options = cast(DrafterOptions, worker_context(self.subject(), self.device, with_ops=False).options)
+            depth = self._card().branches(options)
+            assert depth, "it proposes trees, and its card's `branches` does not say so"
+            assert isinstance(parents, np.ndarray) and parents.dtype == np.int32 and parents.shape == (k,)
+            assert ((parents >= -1) & (parents < np.arange(k))).all(), (
+                "a draft follows one that does not stand before it"
+            )
+            deepest = int(seen_from(parents)[0].max())
+            assert deepest <= depth, f"{deepest} drafts follow one another, and its card's `branches` says {depth}"
+            assert drafts.probs is None, "the drafts of a tree are certain"
         if drafts.counts is None:
             return rows.num_drafts
         assert isinstance(drafts.counts, np.ndarray) and drafts.counts.dtype == np.int32
@@ -195,6 +430,9 @@ class DrafterConformance(Conformance):
             alone, slot = self.make(), (life.first.slot + 3) % SLOTS
             table = torch.full((SLOTS, LENGTH), NOBODYS, dtype=torch.int32, device=self.device)
             alone.enter(msgspec.structs.replace(life.first, slot=slot))
+            prompt = life.first.token_ids
+            table[slot, : len(prompt)] = torch.from_numpy(prompt).to(self.device)
+            self.observe_prompt(alone, table, slot, len(prompt))
             for length, wanted, drafts, kept in life.steps:
                 table[slot, :length] = torch.tensor(life.tokens[:length], dtype=torch.int32)
                 rows = DraftRows(*(np.array([value], np.int32) for value in (slot, length, wanted)))
@@ -203,7 +441,23 @@ class DrafterConformance(Conformance):
                     f"a request of {length} tokens in slot {life.first.slot} gets {drafts}, and alone {again[0]}: "
                     "something is left over from a request that may not share its history"
                 )
-                alone.accepted(rows, torch.tensor([kept], dtype=torch.int32, device=self.device))
+                more = life.tokens[: length + kept + 1]
+                table[slot, : len(more)] = torch.tensor(more, dtype=torch.int32)
+                self.observe(alone, table, rows.slot, rows.num_tokens - 1, np.array([kept]), [len(drafts)])
+
+    def test_drafts_follow_from_the_tokens(self) -> None:
+        """Of a drafter that looks on at the target or has models: a request that got its tokens step by step, drafts
+        that were not kept among them, gets what one gets that enters with them."""
+        if not self._card().needs & OFFERS:
+            not_served("it drafts from tokens alone")
+        for life in self._live(self.make(), 5, lambda number: f"salt {number}"):
+            for length, wanted, drafts, _ in life.steps[1:]:
+                table = torch.full((SLOTS, LENGTH), NOBODYS, dtype=torch.int32, device=self.device)
+                table[life.first.slot, :length] = torch.tensor(life.tokens[:length], dtype=torch.int32)
+                rows = DraftRows(*(np.array([value], np.int32) for value in (life.first.slot, length, wanted)))
+                fresh = self.make()
+                self._enter(fresh, rows, table)
+                assert self.drafted(fresh, rows, table) == [drafts], "something is left of drafts that were not kept"
 
     def test_histories_that_are_shared(self) -> None:
         """Requests of one salt, or without any, may learn from each other; all ranks do so alike."""
@@ -219,13 +473,15 @@ class DrafterConformance(Conformance):
             for slot in [slot for slot in here if random.random() < 0.2]:
                 length = len(here.pop(slot).tokens)
                 table[slot, length:] = NOBODYS
-                drafter.leave(slot, length, Session(table))
+                drafter.leave(slot, length, self.session(drafter).at(table))
             for slot in [slot for slot in range(1, 7) if slot not in here and random.random() < 0.3]:
                 tokens = (random.integers(0, letters, int(random.integers(1, 20))) * 7).tolist()
                 here[slot] = life = Life(self.new_slot(slot, tokens, salt_of(len(lives))), [], tokens)
                 lives.append(life)
+                self.session(drafter).forget(slot)
                 drafter.enter(life.first)  # what the slot held before still stands behind its tokens
                 table[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+                self.observe_prompt(drafter, table, slot, len(tokens))
             slots = random.permutation([slot for slot in here if random.random() < 0.8]).astype(np.int32)
             if not len(slots):
                 continue
@@ -238,7 +494,7 @@ class DrafterConformance(Conformance):
                 life.tokens += [*found[i][: kept[i]], int(random.integers(0, letters)) * 7]
                 more = life.tokens[length:]
                 table[slot, length : length + len(more)] = torch.tensor(more, dtype=torch.int32)
-            drafter.accepted(rows, torch.from_numpy(kept).to(self.device))
+            self.observe(drafter, table, slots, lengths - 1, kept, [len(drafts) for drafts in found])
         return lives
 
     # -- probabilities -----------------------------------------------------------------------------------------------
@@ -247,12 +503,14 @@ class DrafterConformance(Conformance):
 
         The rows are long, so that no two are alike: equal texts may well get equal draws.
         """
+        self.rejects = True
+        n //= 4 if "models" in self._card().needs else 1  # a played model takes its time
         drafter, tokens, probs = self.make(), [], []
         for seed in range(-(-n // (SLOTS - 1))):
             rows, table = self.rows(seed, SLOTS - 1), self.table(seed)
             rows = rows._replace(num_tokens=np.maximum(rows.num_tokens, 24).astype(np.int32))
             self._enter(drafter, rows, table)
-            drafts = drafter.propose(rows, Session(table))
+            drafts = drafter.propose(rows, self.session(drafter).at(table, rows))
             if drafts.probs is None:
                 not_served("its drafts are certain: it returns no probabilities")
             counts = self._counts(rows, drafts)
@@ -262,7 +520,7 @@ class DrafterConformance(Conformance):
             there = torch.from_numpy(counts > 0).to(self.device)
             tokens.append(drafts.tokens[there, 0].cpu().numpy())
             probs.append(drafts.probs[there, 0].double())
-            drafter.accepted(rows, torch.from_numpy(counts).to(self.device))
+            self.observe(drafter, table, rows.slot, rows.num_tokens - 1, counts, counts.tolist())
             self._leave(drafter, rows, table)
         return np.concatenate(tokens), torch.cat(probs)
 
@@ -295,11 +553,12 @@ class DrafterConformance(Conformance):
     @classmethod
     def figure(cls) -> str | None:
         """What a step's drafts cost."""
-        if cls.subject().reasons(DrafterNeed(dtype="float32", device=cls.device)):
+        if cls.subject().reasons(DrafterNeed(dtype="float32", device=cls.device)) or "models" in cls._card().needs:
             return None
         drafter, table = cls.make(), torch.arange(64 * 1001, dtype=torch.int32).view(64, 1001) % 97
-        session: Any = Session(table.to(cls.device))
+        suite, table = cls(), table.to(cls.device)
         rows = DraftRows(np.arange(64, dtype=np.int32), np.full(64, 990, np.int32), np.full(64, 4, np.int32))
-        cls()._enter(drafter, rows, session.tokens)
+        session = suite.session(drafter).at(table, rows)
+        suite._enter(drafter, rows, table)
         seconds = median_seconds(lambda: drafter.propose(rows, session), cls.device)
         return f"4 drafts for each of 64 rows of 990 tokens: {seconds * 1e6:,.0f} us"

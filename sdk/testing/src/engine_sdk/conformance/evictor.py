@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections.abc import Sequence
-from typing import Any
+from hashlib import blake2b
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from engine.interfaces.evictor import Evictor
-from engine_sdk.conformance.base import Conformance
-from engine_sdk.conformance.core_contexts import core_context
+from engine.interfaces.context import Clock
+from engine.interfaces.evictor import Evictor, RetainingEvictor, Reuse, ReusingEvictor
+from engine_sdk.conformance.base import Conformance, NotServed, not_served
+from engine_sdk.conformance.core_contexts import core_context, one_layer
 from engine_sdk.conformance.timing import median_seconds
 
+BLOCK_SIZE = one_layer(256).block_size
+"""Of the contexts that bodies are built with."""
 PAGES = 24
 """Of the pools that hypothesis fills; the null page is one of them."""
 
@@ -31,9 +36,18 @@ class EvictorConformance(Conformance):
         return [None]
 
     @classmethod
-    def make(cls, num_pages: int = PAGES) -> Evictor:
+    def make(cls, num_pages: int = PAGES, clock: Clock | None = None) -> Evictor:
         """A body for a pool of this many pages."""
-        return cls.body()(core_context(cls.subject(), num_pages))  # type: ignore[no-any-return]
+        return cls.body()(core_context(cls.subject(), num_pages, clock=clock))  # type: ignore[no-any-return]
+
+    @classmethod
+    def make_retaining(cls) -> tuple[RetainingEvictor, HandClock]:
+        """A body that retains, and its clock."""
+        clock = HandClock()
+        evictor = cls.make(clock=clock)
+        if getattr(evictor, "retain", None) is None:
+            not_served("it has no retain")
+        return cast(RetainingEvictor, evictor), clock
 
     def test_nothing_at_first(self) -> None:
         """No candidates, and no victims however many are asked for."""
@@ -190,6 +204,148 @@ class EvictorConformance(Conformance):
 
         run_state_machine_as_test(Machine, settings=self.hypothesis_settings(60, stateful_step_count=40))
 
+    separator: bytes = b" # # "
+    """What stands between two chunks, for a driver that reuses them; tokens are bytes."""
+
+    @classmethod
+    def reusing(cls) -> ReusingEvictor:
+        """A body that finds what is no prefix; the test is skipped where it does not."""
+        if not cls.subject().card.reuses:  # type: ignore[attr-defined]
+            raise NotServed("it finds prefixes alone")
+        return cls.make(2001)  # type: ignore[return-value]
+
+    def test_chunks_in_another_order(self) -> None:
+        """What is reused has the same tokens, in the blocks that hold them, and stands once, behind the prefix; and
+        something is found."""
+        evictor, seen, random = self.reusing(), _Seen(), np.random.default_rng(3)
+        chunks = [random.integers(97, 123, int(n)).astype(np.uint8).tobytes() for n in random.integers(20, 90, 12)]
+        found = 0
+        for turn in range(60):
+            parts = [chunks[i] for i in random.permutation(len(chunks))[: int(random.integers(1, 6))]]
+            tokens = np.frombuffer(self.separator.join([*parts, b"and so on"]), np.uint8).astype(np.int32)
+            root = (b"one", b"another")[turn % 2]
+            start = int(random.integers(0, len(tokens))) if turn % 3 == 2 else 0
+            found += seen.check(evictor.reuse(root, tokens, start), root, tokens, start)
+            if turn % 4 < 2:
+                evictor.remember(root, *seen.sequence(root, tokens))
+        assert found > 1000, f"{found} tokens were reused"
+
+    def test_chunks_of_others_are_not_found(self) -> None:
+        """Another root: another tenant's, another adapter's."""
+        evictor, seen = self.reusing(), _Seen()
+        text = self.separator.join([b"a" * 40, b"b" * 50, b"c" * 60, b"end of it all"])
+        tokens = np.frombuffer(text, np.uint8).astype(np.int32)
+        evictor.remember(b"one", *seen.sequence(b"one", tokens))
+        assert not evictor.reuse(b"another", tokens, 0) and evictor.reuse(b"one", tokens, 0)
+
+    def test_reset_forgets_chunks(self) -> None:
+        """With the cache they are gone."""
+        evictor, seen = self.reusing(), _Seen()
+        tokens = np.frombuffer(self.separator.join([b"a" * 40, b"b" * 50, b"end"]), np.uint8).astype(np.int32)
+        evictor.remember(b"", *seen.sequence(b"", tokens))
+        evictor.reset()
+        assert not evictor.reuse(b"", tokens, 0)
+
+    def test_memory_of_chunks_is_bounded(self) -> None:
+        """By the pool: of many that were remembered few are kept."""
+        evictor, seen = self.reusing(), _Seen()
+        tracemalloc.start()
+        try:
+            for turn in range(4000):
+                tokens = np.frombuffer(b"%040d" % turn + self.separator + b"%020d" % turn, np.uint8).astype(np.int32)
+                evictor.remember(b"", *seen.sequence(b"", tokens))
+                if turn == 2001:
+                    before = tracemalloc.get_traced_memory()[0]
+                seen.blocks.clear()
+            left = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert left < 300_000, f"{left} bytes more are kept after 2,000 chunks more, in a pool of 2,000 pages"
+
+    def test_retained_pages_go_last(self) -> None:
+        """After all others, by priority, of one priority in the evictor's own order; all where all are wanted."""
+        evictor, _ = self.make_retaining()
+        _commit(evictor, [1, 2, 3, 4])
+        _commit(evictor, [5, 6])
+        _commit(evictor, [7, 8])
+        _retain(evictor, [1, 2], 0, 50.0)  # some are held yet
+        evictor.on_release(_array(1, 2, 3, 4))
+        evictor.on_release(_array(5, 6))
+        _retain(evictor, [5, 6], 7, 10.0)
+        evictor.on_release(_array(7, 8))
+        assert len(evictor) == 8 and _given(evictor, 2) == [4, 3] and _given(evictor, 2) == [8, 7]
+        assert len(evictor) == 4 and _given(evictor, 3) == [2, 1, 6] and _given(evictor, 3) == [5]
+        evictor.check_integrity()
+
+    def test_retention_ends(self) -> None:
+        """When its time is over, whether the pages have been passed over or not; when it is taken back."""
+        evictor, clock = self.make_retaining()
+        for first in (1, 4, 7):
+            _commit(evictor, [first, first + 1])
+            evictor.on_release(_array(first, first + 1))
+        _retain(evictor, [1, 2], 3, 10.0)
+        _retain(evictor, [4, 5], 0, math.inf)
+        assert _given(evictor, 2) == [8, 7]  # the others have been passed over
+        _commit(evictor, [7])
+        evictor.on_release(_array(7))
+        clock.now = 9.5
+        assert _given(evictor, 1) == [7]
+        _commit(evictor, [7])
+        evictor.on_release(_array(7))
+        clock.now = 10.0
+        assert sorted(_given(evictor, 3)) == [1, 2, 7]
+        clock.now = 1e12
+        _commit(evictor, [1, 2])
+        evictor.on_release(_array(1, 2))
+        assert _given(evictor, 1) == [2]
+        _retain(evictor, [1], 5, 2e12)
+        _retain(evictor, [4, 5], 9, math.inf)
+        _retain(evictor, [4, 5], 0, 0.0)
+        assert _given(evictor, 3) == [5, 4, 1]
+        evictor.check_integrity()
+
+    def test_what_is_retained_is_found_and_held(self) -> None:
+        """A retained page that was passed over is no candidate while a request holds it, and is retained afterwards."""
+        evictor, _ = self.make_retaining()
+        _commit(evictor, [1, 2])
+        _commit(evictor, [3])
+        evictor.on_release(_array(1, 2))
+        evictor.on_release(_array(3))
+        _retain(evictor, [1, 2], 1, 10.0)
+        assert _given(evictor, 1) == [3] and len(evictor) == 2
+        evictor.on_touch(_array(1, 2))
+        assert len(evictor) == 0 and _given(evictor, 2) == []
+        evictor.on_release(_array(1, 2))
+        _commit(evictor, [3])
+        evictor.on_release(_array(3))
+        assert len(evictor) == 3 and _given(evictor, 3) == [3, 2, 1]
+
+    def test_retention_ends_with_the_content(self) -> None:
+        """A page that was given up, or all that were there before a reset, are retained no more with other content."""
+        evictor, _ = self.make_retaining()
+        for again in (lambda: _given(evictor, 1), evictor.reset):
+            _commit(evictor, [1])
+            _retain(evictor, [1], 9, math.inf)
+            evictor.on_release(_array(1))
+            again()
+            _commit(evictor, [1], contents=[5])
+            _commit(evictor, [2])
+            evictor.on_release(_array(1))
+            evictor.on_release(_array(2))
+            assert _given(evictor, 2) == [1, 2]
+
+    def test_any_retention(self) -> None:
+        """Any sequence of calls, retention among them, while time passes."""
+        self.make_retaining()
+        make = self.make_retaining
+
+        class Machine(_RetainingCalls):
+            def make(self) -> Evictor:
+                evictor, self.clock = make()
+                return evictor
+
+        run_state_machine_as_test(Machine, settings=self.hypothesis_settings(60, stateful_step_count=40))
+
     @classmethod
     def figure(cls) -> str | None:
         """What a page costs on its way round."""
@@ -207,6 +363,36 @@ class EvictorConformance(Conformance):
         return f"commit, release, touch and eviction of a page: {median_seconds(turn) / len(pages) * 1e9:,.0f} ns"
 
 
+class _Seen:
+    """Which block is called what."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, tuple[bytes, bytes]] = {}  # root, and the tokens from the sequence's start
+
+    def sequence(self, root: bytes, tokens: np.ndarray) -> tuple[np.ndarray, list[bytes]]:
+        """Its whole blocks, and their hashes."""
+        text, size = tokens.astype(np.uint8).tobytes(), BLOCK_SIZE
+        ends = range(size, len(text) + 1, size)
+        hashes = [blake2b(root + b":" + text[:end], digest_size=16).digest() for end in ends]
+        self.blocks.update((hashed, (root, text[:end])) for hashed, end in zip(hashes, ends, strict=True))
+        return tokens[: len(hashes) * size], hashes
+
+    def check(self, spans: Sequence[Reuse], root: bytes, tokens: np.ndarray, start: int) -> int:
+        """How many tokens the spans have, which are what they say."""
+        text, size, known = tokens.astype(np.uint8).tobytes(), BLOCK_SIZE, start
+        for span in spans:
+            assert known <= span.start < span.end <= len(text), f"{span} behind {known}"
+            known, last = span.end, span.position + span.end - span.start - 1
+            assert len(span.hashes) == last // size - span.position // size + 1, f"{span} names other blocks"
+            for block, hashed in enumerate(span.hashes, span.position // size):
+                of, whole = self.blocks[hashed]
+                assert of == root and len(whole) == (block + 1) * size, f"block {block} of {span} is another one"
+                for position in range(max(block * size, span.position), min((block + 1) * size, last + 1)):
+                    place = span.start + position - span.position
+                    assert whole[position] == text[place], f"token {place} of {span} is not what was remembered"
+        return sum(span.end - span.start for span in spans)
+
+
 class _Calls(RuleBasedStateMachine):
     """The pool's side: which pages are free, held, candidates."""
 
@@ -216,6 +402,8 @@ class _Calls(RuleBasedStateMachine):
         self.held: set[int] = set()
         self.candidates: set[int] = set()
         self.content: dict[int, int] = {}
+        self.parents: dict[int, int] = {}
+        """Of the pages that the evictor takes for cached: those that lost their content unheard are among them."""
 
     def make(self) -> Evictor:
         """A new body."""
@@ -237,6 +425,8 @@ class _Calls(RuleBasedStateMachine):
         contents = data.draw(st.permutations([content for content in range(2 * PAGES) if content not in there]))
         self.content.update(zip(chain, contents, strict=False))
         _commit(self.evictor, chain, above, [self.content[page] for page in chain])
+        self.cut(chain)
+        self.parents.update(zip(chain, [above, *chain[:-1]], strict=True))
         self.held |= set(chain)
 
     @precondition(lambda self: self.held)
@@ -273,6 +463,17 @@ class _Calls(RuleBasedStateMachine):
         assert len(set(given)) == n, f"a page was given up twice: {given}"
         assert set(given) <= self.candidates, f"pages that are no candidates: {set(given) - self.candidates}"
         self.candidates -= set(given)
+        self.gave(given)
+
+    def gave(self, pages: list[int]) -> None:
+        """These were given up, in this order."""
+        self.cut(pages)
+
+    def cut(self, pages: Sequence[int]) -> None:
+        """Nothing goes on from what these pages held."""
+        for page in pages:
+            self.parents.pop(page, None)
+        self.parents.update({page: 0 for page, parent in self.parents.items() if parent in pages})
 
     @rule()
     def reset(self) -> None:
@@ -280,12 +481,99 @@ class _Calls(RuleBasedStateMachine):
         self.evictor.reset()
         self.held.clear()
         self.candidates.clear()
+        self.cut(list(self.parents))
 
     @invariant()
     def counts_agree(self) -> None:
         """As many candidates as there are."""
         assert len(self.evictor) == len(self.candidates)
         self.evictor.check_integrity()
+
+
+class HandClock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """See `Clock`."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """See `Clock`."""
+        self.now += seconds
+
+
+class _RetainingCalls(_Calls):
+    """The same with retention: what is given up is of the lowest class that there is, but for pages from which cached
+    pages go on."""
+
+    clock: HandClock
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wishes: dict[int, tuple[int, float]] = {}
+
+    def wish(self, page: int) -> tuple[int, float]:
+        """What holds of a page now: its priority, and until when; (-1, 0): it is not retained."""
+        priority, until = self.wishes.get(page, (-1, 0.0))
+        return (priority, until) if until > self.clock.now else (-1, 0.0)
+
+    @precondition(lambda self: self.held | self.candidates)
+    @rule(
+        data=st.data(),
+        priority=st.integers(0, 3),
+        seconds=st.sampled_from([1.0, 3.0, math.inf]),
+    )
+    def retain(self, data: st.DataObject, priority: int, seconds: float) -> None:
+        """A page and those before it."""
+        page = data.draw(st.sampled_from(sorted(self.held | self.candidates)))
+        chain = []
+        while page in self.held | self.candidates:
+            chain.append(page)
+            page = self.parents[page]
+        for page in chain:
+            before, until = self.wish(page)
+            self.wishes[page] = max(before, priority), max(until, self.clock.now + seconds)
+        told = [self.wishes[page] for page in chain]
+        self.evictor.retain(  # type: ignore[attr-defined]
+            _array(*chain),
+            np.array([priority for priority, _ in told], np.int32),
+            np.array([until for _, until in told]),
+        )
+
+    @precondition(lambda self: self.held | self.candidates)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        """A page and those after it are retained no more."""
+        cached = self.held | self.candidates
+        pages = {data.draw(st.sampled_from(sorted(cached)))}
+        while more := {page for page, parent in self.parents.items() if parent in pages} - pages:
+            pages |= more
+        pages &= cached
+        for page in pages:
+            self.wishes.pop(page, None)
+        _retain(cast(RetainingEvictor, self.evictor), sorted(pages), 0, 0.0)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
+    def pass_time(self, seconds: float) -> None:
+        """Some ends."""
+        self.clock.sleep(seconds)
+
+    def gave(self, pages: list[int]) -> None:
+        """See the class."""
+        for i, page in enumerate(pages):
+            bare = (self.candidates | set(pages[i:])) - set(self.parents.values())
+            lower = [other for other in bare if self.wish(other)[0] < self.wish(page)[0]]
+            assert not lower, f"page {page}, of priority {self.wish(page)[0]}, went before {lower}"
+            self.cut([page])
+
+    def cut(self, pages: Sequence[int]) -> None:
+        """Nor are they retained."""
+        super().cut(pages)
+        for page in pages:
+            self.wishes.pop(page, None)
 
 
 def _array(*pages: int) -> np.ndarray:
@@ -296,6 +584,10 @@ def _commit(evictor: Evictor, chain: list[int], above: int = 0, contents: Sequen
     """A sequence behind a page; contents: what each page holds, as a number. None: always the same of a page."""
     hashes = [content.to_bytes(32, "little") for content in contents or chain]
     evictor.on_commit(_array(*chain), _array(above, *chain[:-1]), hashes)
+
+
+def _retain(evictor: RetainingEvictor, pages: list[int], priority: int, until: float) -> None:
+    evictor.retain(_array(*pages), np.full(len(pages), priority, np.int32), np.full(len(pages), until))
 
 
 def _given(evictor: Evictor, n: int) -> list[int]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.types.tools import FunctionTool
+from engine.interfaces.tool_parser import FunctionTool
 
 TOOLS = (
     FunctionTool(

@@ -1,33 +1,71 @@
-"""Import a card in a fresh process, and see what it costs and brings along. `python probe.py` reads a request on stdin.
+"""Import cards as if each had a fresh process, and see what that costs and brings along.
 
-This file is run as a script: it must import nothing of the kit.
+`python -P probe.py` reads requests on stdin, a line of JSON each, and answers each with one. What a card may bring
+along is imported once; then each card is imported in a fork. This file is run as a script: it must import nothing of
+the kit.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
 import time
+import traceback
+from typing import Any
 
 HEAVY = ("torch", "jax", "tensorflow", "triton", "transformers", "cupy", "numba", "scipy", "pandas")
+LONGEST = 300
+"""Seconds that an import may take."""
 
 
 def main() -> None:
-    """Answer one request: the card's module and name, the point's interface, and needs to ask the card about."""
-    request = json.load(sys.stdin)
-    sys.path[:] = request["path"]
-    # What a card may bring along is there before the clock starts, pydantic's first model class with it.
-    import msgspec
-    import numpy as np
-    import pydantic
+    """Answer requests until there are no more."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what cards print is no answer
+    for line in sys.stdin:
+        _import_what_cards_may_bring()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            signal.alarm(LONGEST)
+            try:
+                found = _answer(json.loads(line))
+            except BaseException:
+                found = {"error": traceback.format_exc()}
+            with os.fdopen(writer, "w") as pipe:
+                json.dump(found, pipe)
+            sys.stderr.flush()
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            said = pipe.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(said or json.dumps({"error": f"it ended with code {code}"}), file=answers)
 
-    del np
+
+def _import_what_cards_may_bring() -> None:
+    """Also pydantic's first model class."""
+    import msgspec  # noqa: F401
+    import numpy  # noqa: F401
+    import pydantic
 
     class Warm(pydantic.BaseModel):
         model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
         field: int = pydantic.Field(1, ge=1)
 
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Of one request: the card's module and name, the point's interface, needs to ask the card about, where modules are
+    looked for, and the environment."""
+    import msgspec
+
+    sys.path[:] = request["path"]
+    os.environ.clear()
+    os.environ.update(request["environment"])
     interface = importlib.import_module(request["interface"])
     importlib.import_module("engine.types.errors")
     start = time.process_time()
@@ -42,7 +80,7 @@ def main() -> None:
         asked = msgspec.convert(need["fields"], kind) if kind else None
         answers.append(card.unsupported(asked))
     heavy = [name for name in HEAVY if name in sys.modules]
-    print(json.dumps({"seconds": seconds, "heavy": heavy, "answers": answers}))
+    return {"seconds": seconds, "heavy": heavy, "answers": answers}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 How a driver packs its weights is its own affair, so the suite reads them through `linear` itself: unit rows give the
 weights back, one input after another. These have to be as near to the layer's weights as the card's `rounding` says,
-and every other row has to give their product in float64, as near as `rounding` lets rows be.
+and every other row has to give their product in float64, as near as `rounding` lets rows be. Weights that a checkpoint
+stores in a form of its own are written by the test (`write`), and have to be read back as they were meant.
 """
 
 from __future__ import annotations
@@ -10,16 +11,24 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.model import ModelContext
 from engine.interfaces.platform import CaptureKey
-from engine.interfaces.quantization import KINDS, Quantization, QuantizationCard, QuantizationNeed, Rounding
-from engine.types.errors import ConfigError
+from engine.interfaces.quantization import KINDS, LayerShape, Quantization, QuantizationCard, QuantizationNeed, Rounding
+from engine.modeling import Linear, load_weights
+from engine.types.errors import CheckpointError, ConfigError
+from engine.types.parallel import Shard
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
 from engine_sdk.conformance.timing import median_seconds
@@ -57,11 +66,31 @@ class Layer(NamedTuple):
     sums: float
 
 
+def whole_layer(
+    kind: str, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[LayerShape, dict[str, torch.Tensor]]:
+    """What `pack` is called with for a plain layer of one rank."""
+    outputs, inputs = Shard.of(weight.shape[0]), Shard.of(weight.shape[-1])
+    shape = LayerShape(("layer",), kind, inputs, (outputs,), bias is not None)
+    return shape, {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+
+
 class QuantizationConformance(Conformance):
-    """Weights of fewer bits stay as near as the card says, and rows meet them as they are."""
+    """Weights of fewer bits stay as near as the card says, and rows meet them as they are.
+
+    Attributes:
+        stored: a `quantization_config` that the card claims, for a driver that reads what is stored so; with it goes
+            `write`. Without it, only the rounding of plain weights is tested.
+        uncovered: names of layers that this one leaves plain.
+        inputs, outputs: of the layers that are written; each of two ranks has half of them.
+    """
 
     point = "quantization"
     protocol = "Quantization"
+    stored: ClassVar[Mapping[str, Any] | None] = None
+    uncovered: ClassVar[Sequence[str]] = ()
+    inputs: ClassVar[int] = 256
+    outputs: ClassVar[Sequence[int]] = (512, 256, 256)
 
     @classmethod
     def need(cls, kind: str = "linear", dtype: str = "float32", stored: str = "bfloat16") -> QuantizationNeed:
@@ -127,9 +156,9 @@ class QuantizationConformance(Conformance):
     ) -> Layer:
         """Pack a weight, and read it back by unit rows, from a second layer that has no bias."""
         body = cls.make(kind, dtype, str(weight.dtype).removeprefix("torch."))
-        packed = body.pack(kind, weight, bias)
+        packed = body.pack(*whole_layer(kind, weight, bias))
         eye = torch.eye(weight.shape[1], dtype=getattr(torch, dtype), device=cls.device)
-        held = body.linear(eye, packed if bias is None else body.pack(kind, weight, None)).double().T
+        held = body.linear(eye, packed if bias is None else body.pack(*whole_layer(kind, weight))).double().T
         wide = weight.double()
         added = torch.zeros(weight.shape[0], dtype=torch.float64, device=cls.device) if bias is None else bias.double()
         return Layer(body, packed, wide, held, added, cls.rounding(kind), SUMS[dtype])
@@ -255,7 +284,10 @@ class QuantizationConformance(Conformance):
         weight = torch.full((9, 4096), -3.0, device=self.device)
         weight[4:] = 3.0
         body = self.make(kind, dtype)
-        packed, x = body.pack(kind, weight, None), torch.ones(3, 4096, dtype=getattr(torch, dtype), device=self.device)
+        packed, x = (
+            body.pack(*whole_layer(kind, weight)),
+            torch.ones(3, 4096, dtype=getattr(torch, dtype), device=self.device),
+        )
         x[1], x[2, ::2] = -1, -1
         found, share = body.linear(x, packed).double(), self.rounding(kind)
         expected = x.double() @ weight.double().T
@@ -351,7 +383,7 @@ class QuantizationConformance(Conformance):
         other = self.body()(worker_context(self.subject(), self.device, dtype))
         found, sizes = [], set()
         for body in (first, first, other):
-            packed = body.pack(kind, weight, bias)
+            packed = body.pack(*whole_layer(kind, weight, bias))
             sizes.add(body.packed_bytes(packed))
             found += [body.linear(x, packed), body.linear(x, packed)]
         assert all(torch.equal(found[0], again) for again in found[1:]), "the same layer gives other results"
@@ -367,7 +399,7 @@ class QuantizationConformance(Conformance):
                 continue
             weight, bias = self.numbers(32, 64, dtype=stored), self.numbers(32, dtype=dtype, seed=1)
             copies = weight.clone(), bias.clone()
-            packed = body.pack(kind, weight, bias)
+            packed = body.pack(*whole_layer(kind, weight, bias))
             assert torch.equal(weight, copies[0]) and torch.equal(bias, copies[1]), "packing changes the weights"
             before = body.linear(x, packed)
             weight.fill_(7)
@@ -390,7 +422,7 @@ class QuantizationConformance(Conformance):
         """Than the same weights in 16 bits: that is what it is for. The bytes are a whole number of them."""
         kind = self.any_kind()
         body = self.make(kind, self.any_dtype(kind), "bfloat16")
-        taken = body.packed_bytes(body.pack(kind, self.numbers(256, 1024, dtype="bfloat16"), None))
+        taken = body.packed_bytes(body.pack(*whole_layer(kind, self.numbers(256, 1024, dtype="bfloat16"))))
         assert isinstance(taken, int) and 0 < taken < 256 * 1024 * 2, f"{taken} bytes, of {256 * 1024} weights"
 
     @pytest.mark.parametrize("shapes", [((8,), None), ((8, 4), (4,)), ((8, 4), (8, 1)), ((2, 3, 4), None)], ids=str)
@@ -401,7 +433,7 @@ class QuantizationConformance(Conformance):
         weight = self.numbers(*shapes[0], dtype="float32")
         bias = None if shapes[1] is None else self.numbers(*shapes[1], dtype="float32")
         with pytest.raises(ConfigError, match=kind):
-            body.pack(kind, weight, bias)
+            body.pack(*whole_layer(kind, weight, bias))
 
     def test_very_wide_layers(self) -> None:
         """Right, or refused with their sizes."""
@@ -409,7 +441,7 @@ class QuantizationConformance(Conformance):
         dtype = self.any_dtype(kind)
         body, weight = self.make(kind, dtype), self.numbers(2, inputs, dtype="float32")
         try:
-            packed = body.pack(kind, weight, None)
+            packed = body.pack(*whole_layer(kind, weight))
         except ConfigError as error:
             assert str(inputs) in str(error).replace(",", ""), f"the error does not name the size: {error}"
             return
@@ -420,6 +452,135 @@ class QuantizationConformance(Conformance):
         bound += share.weight * share.row * (long @ heavy.T) + SUMS[dtype] * (rows.abs() @ wide.abs().T)
         _nothing_above_zero((body.linear(x, packed).double() - rows @ wide.T).abs() - bound, "results are wrong")
 
+    # -- what is stored ----------------------------------------------------------------------------------------------
+    @classmethod
+    def write(cls, name: str, weight: torch.Tensor, bias: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Store a layer as a checkpoint does: its tensors by their names, and the weight [O, I] that they stand for.
+
+        weight: float32 [O, I], as near to which as it can be; bias: float32 [O], which is stored as it is.
+        """
+        raise NotImplementedError("say by write() how a checkpoint stores a layer")
+
+    @classmethod
+    def stored_need(cls, kind: str, dtype: str = "float32") -> QuantizationNeed:
+        """What is asked where weights are stored in the form; the test is skipped where none is named."""
+        if cls.stored is None:
+            not_served("no stored form is named, by `stored`")
+        return replace(cls.need(kind, dtype), stored=cls.stored)
+
+    def test_what_is_claimed(self) -> None:
+        """Its own form, and no other."""
+        kind = self.any_kind()
+        need, card = self.stored_need(kind), self.described()
+        assert need.stored is not None and card.claims(need.stored) is True, "it does not claim the form that is named"
+        other = {**need.stored, "quant_method": "of-another-kind"}
+        assert card.claims(other) is False and card.claims({}) is False, "it claims other forms than its own"
+        assert self.subject().reasons(replace(need, stored=other)), "another form is served all the same"
+
+    def test_what_is_covered(self) -> None:
+        """What the config leaves plain is plain, and all else is not."""
+        card, stored = self.described(), self.stored_need(self.any_kind()).stored
+        assert stored is not None
+        for kind in sorted(card.kinds):
+            for name in self.uncovered:
+                assert card.covers(stored, name, kind) is False, f"{name} is plain"
+            assert card.covers(stored, "model.layers.7.some.layer", "linear") is True, (
+                "a layer is taken for a plain one"
+            )
+
+    @pytest.mark.parametrize("ranks", [1, 2])
+    @pytest.mark.parametrize("how", ["one", "parts", "in one tensor", "inputs"])
+    def test_stored_layers(self, how: str, ranks: int) -> None:
+        """What is written is read back: one layer, parts that are joined, parts in one tensor, and inputs divided over
+        ranks."""
+        for kind in sorted(self.described().kinds):
+            need = self.stored_need(kind)
+            dtype = next((d for d in DTYPES if not self.subject().reasons(replace(need, dtype=d))), "float32")
+            self.require(replace(need, dtype=dtype))
+            sizes = self.outputs if how in ("parts", "in one tensor") else self.outputs[:1]
+            names = [f"layer.{i}" for i in range(len(sizes))] if how == "parts" else ["layer"]
+            rows = list(sizes) if how == "parts" else [sum(sizes)]
+            weights = [self.numbers(n, self.inputs, dtype="float32", seed=i) for i, n in enumerate(rows)]
+            biases = [self.numbers(n, dtype="float32", seed=9 + i) for i, n in enumerate(rows)]
+            tensors: dict[str, torch.Tensor] = {}
+            meant: list[torch.Tensor] = []
+            for name, weight, bias in zip(names, weights, biases, strict=True):
+                written, stands_for = self.write(name, weight, bias)
+                assert stands_for.shape == weight.shape
+                tensors |= written
+                meant.append(stands_for.double())
+            for rank in range(ranks):
+                found = self.loaded(kind, dtype, how, names, sizes, (rank, ranks), tensors)
+                parts = [torch.split(torch.cat(whole), list(sizes)) for whole in (meant, [b.double() for b in biases])]
+                if how == "inputs":
+                    expected = torch.cat(parts[0]).chunk(ranks, dim=1)[rank]
+                    bias = torch.cat(parts[1]) * (rank == 0)
+                else:
+                    expected, bias = (torch.cat([part.chunk(ranks)[rank] for part in whole]) for whole in parts)
+                self.check_stored(found, expected, bias, dtype, kind)
+
+    def test_other_dtypes_are_refused(self) -> None:
+        """A checkpoint whose tensors have another dtype than the form is broken, and is not read."""
+        kind = self.any_kind()
+        need = self.stored_need(kind)
+        dtype = next((d for d in DTYPES if not self.subject().reasons(replace(need, dtype=d))), "float32")
+        weight, bias = self.numbers(512, self.inputs, dtype="float32"), self.numbers(512, dtype="float32", seed=1)
+        tensors, _ = self.write("layer", weight, bias)
+        name, codes = max(tensors.items(), key=lambda pair: pair[1].nbytes)
+        wrong = tensors | {name: codes.to(torch.int16)}
+        with pytest.raises(CheckpointError, match=re.escape(name)):
+            self.loaded(kind, dtype, "one", ["layer"], [512], (0, 1), wrong)
+
+    def loaded(
+        self,
+        kind: str,
+        dtype: str,
+        how: str,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        place: tuple[int, int],
+        tensors: Mapping[str, torch.Tensor],
+    ) -> Linear:
+        """A rank's layer as a model has it, loaded from these tensors. place: (rank, ranks)."""
+        rank, ranks = place
+        body = self.built(lambda: self.stored_context(dtype), f"stored {dtype}")
+        context = SimpleNamespace(
+            ops=None, quantization={kind: body}, covers=None, adapters=None,
+            dtype=getattr(torch, dtype), device=torch.device(self.device),
+        )  # fmt: skip
+
+        def shard(size: int) -> Shard:
+            return Shard(size, rank * size // ranks, size // ranks)
+
+        inputs = shard(self.inputs) if how == "inputs" else self.inputs
+        outputs = list(sizes) if how == "inputs" else [shard(size) for size in sizes]
+        mine = how != "inputs" or rank == 0
+        layer = Linear(cast(ModelContext, context), inputs, outputs, names, True, adds_bias=mine, kind=kind)
+        load_weights(layer, tensors.items())
+        return layer
+
+    @classmethod
+    def stored_context(cls, dtype: str) -> WorkerContext:
+        """A worker's, whose model's config says how the weights are stored."""
+        context = worker_context(cls.subject(), cls.device, dtype)
+        model = msgspec.structs.replace(context.start.model, config={"quantization_config": cls.stored})
+        return replace(context, start=msgspec.structs.replace(context.start, model=model))
+
+    def check_stored(self, layer: Linear, weight: torch.Tensor, bias: torch.Tensor, dtype: str, kind: str) -> None:
+        """weight [O, I] and bias [O] that the layer has to compute with, float64."""
+        share, wide = self.described().rounding(kind, self.subject().options) or Rounding(0.0), weight.abs()
+        eye = torch.eye(weight.shape[1], dtype=getattr(torch, dtype), device=self.device)
+        off = (layer(eye).double() - weight.T - bias).abs()
+        bound = (2 * SUMS[dtype] + share.row) * (wide.T + bias.abs())
+        _nothing_above_zero(off - bound, "weights are not those that were stored")
+        x = self.numbers(5, weight.shape[1], dtype=dtype, seed=3)
+        rows = x.double()
+        off = (layer(x).double() - rows @ weight.T - bias).abs()
+        bound = share.row * (_largest(rows, share.row_group) @ wide.T)
+        bound += 2 * SUMS[dtype] * (rows.abs() @ wide.T + bias.abs())
+        _nothing_above_zero(off - bound, "results are wrong")
+        assert layer.own_bytes(8) > 0 and layer.num_elements() == weight.numel() + bool(layer.shape.bias) * len(bias)
+
     # -- captured steps ----------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_captured(self, dtype: str) -> None:
@@ -429,7 +590,8 @@ class QuantizationConformance(Conformance):
         require_capture(self.described().captured_by, self.device)
         platform = worker_context(self.subject(), self.device, dtype).platform
         assert platform is not None
-        packed, x = body.pack(kind, self.numbers(70, 130, dtype="float32"), None), self.numbers(5, 130, dtype=dtype)
+        packed = body.pack(*whole_layer(kind, self.numbers(70, 130, dtype="float32")))
+        x = self.numbers(5, 130, dtype=dtype)
         left: list[torch.Tensor] = []
 
         def step() -> None:
@@ -452,7 +614,7 @@ class QuantizationConformance(Conformance):
         kind = cls.any_kind()
         dtype = "bfloat16" if not cls.subject().reasons(cls.need(kind, "bfloat16")) else cls.any_dtype(kind)
         body = cls.make(kind, dtype)
-        packed = body.pack(kind, cls.numbers(2048, 2048, dtype="float32"), None)
+        packed = body.pack(*whole_layer(kind, cls.numbers(2048, 2048, dtype="float32")))
         x, taken = cls.numbers(1, 2048, dtype=dtype), body.packed_bytes(packed)
         seconds = median_seconds(functools.partial(body.linear, x, packed), cls.device)
         return (

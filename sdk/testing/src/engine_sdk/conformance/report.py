@@ -29,7 +29,7 @@ class Result:
     """One test.
 
     Args:
-        suite: the class that was run.
+        suite: the class that was run; the file, of a test that is in none.
         test: with its parameters, e.g. "test_decode[float32]".
         outcome: "passed", "skipped" or "failed".
         reason: why it was skipped, or what failed.
@@ -119,7 +119,8 @@ class _Recorder:
         """One test's part: an error outside of the test itself is a failure too."""
         if report.when != "call" and report.outcome == "passed":
             return
-        _, suite, test = report.nodeid.rsplit("::", 2)
+        above, _, test = report.nodeid.rpartition("::")
+        suite = above.rpartition("::")[2]
         said = report.nodeid in self._not_served
         self.report.results.append(Result(suite, test, report.outcome, _reason(report), said))
         self.report.figures += [str(value) for name, value in report.user_properties if name == "figure"]

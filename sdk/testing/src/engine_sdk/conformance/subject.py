@@ -52,6 +52,10 @@ class Subject:
         card = cast("type[Card]", getattr(importlib.import_module(module), name))
         return cls(candidate, card, None if card.Options is None else card.Options.model_validate(plain["options"]))
 
+    def with_options(self, options: Mapping[str, Any]) -> Subject:
+        """The same driver with other options. Raises OptionsError for options that it does not take."""
+        return self._with(self.candidate, self.card, options)
+
     @classmethod
     def _with(cls, candidate: Candidate, card: type[Card], options: Mapping[str, Any]) -> Subject:
         return cls(candidate, card, validate_options(candidate.point, [(candidate, card)], dict(options))[candidate])

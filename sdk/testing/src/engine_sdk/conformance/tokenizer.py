@@ -18,7 +18,7 @@ from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tokenizer import Tokenizer, TokenizerNeed
 from engine.plugin import Registry
-from engine.types.errors import TokenizerError
+from engine.types.errors import InvalidRequestError, TokenizerError
 from engine.types.model import CheckpointFiles
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.core_contexts import start_message
@@ -355,8 +355,24 @@ class TokenizerConformance(Conformance):
         assert [render(messages, template=asks, add_generation_prompt=on) for on in (True, False)] == ["now", "later"]
         tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "look_up"}}]
         assert render(messages, template="{{ tools[0].function.name }}", tools=tools) == "look_up"
-        assert render(messages, template="{{ mood }}", mood="cheerful") == "cheerful"
+        assert render(messages, template="{{ mood }}", variables={"mood": "cheerful"}) == "cheerful"
         assert messages == before
+
+    def test_messages_as_clients_send_them(self) -> None:
+        """Parts of text are one text, the arguments of a call an object; what is no text, or no message, is refused."""
+        render = self.tokenizer().render_chat
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        assert render([{"role": "user", "content": parts}], template=_PLAIN) == "[user] a\nb\n"
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Oslo"}'}}
+        said = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        assert render(said, template="{{ messages[0].tool_calls[0].function.arguments.city }}") == "Oslo"
+        image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+        nonsense: list[Any] = [[], "hi", [{}], [image]]
+        for messages in nonsense:
+            with pytest.raises(InvalidRequestError):
+                render(messages, template=_PLAIN)
+        with pytest.raises(InvalidRequestError):
+            render([{"role": "user", "content": "a"}], template=_PLAIN, variables={"messages": []})
 
     def test_the_models_own_template(self) -> None:
         """Says what was said, and can be encoded; where there is none, that is a typed error."""

@@ -17,8 +17,8 @@ from engine.interfaces.tool_parser import (
     ToolParser,
     ToolParserCard,
     ToolParserNeed,
-    whole,
 )
+from engine_kit.tool_text import whole
 from engine_sdk.conformance.base import Conformance
 from engine_sdk.conformance.core_contexts import front_context
 from engine_sdk.conformance.parsing import PER_CHARACTER, TOOLS, cuts, pieces, read_at_cost

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
 _ARCHITECTURE = re.compile(r"[A-Z][A-Za-z0-9]*\Z")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "Model")
 """Of architecture strings: what comes before is the model's name."""
-_KIT = frozenset({"platform", "reasoning_parser", "tool_parser"})
+_KIT = frozenset({"model", "platform", "quantization", "reasoning_parser", "tokenizer", "tool_parser"})
 """Points whose minimal body is built with the kit's parts."""
 _NUMPY = frozenset({"checkpoint", "drafter", "evictor", "grammar", "kv_connector"})
 """Points whose minimal body computes with numpy."""

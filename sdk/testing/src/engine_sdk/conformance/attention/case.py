@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from engine.interfaces.attention import (
     LayerCache,
 )
 from engine.types.kv import KVGroup
-from engine_sdk.conformance.attention.dense import DenseResult, Extras, combined, dense, visible
+from engine_sdk.conformance.attention.dense import DenseResult, Extras, Tree, combined, dense, visible
 from engine_sdk.conformance.base import not_served
 
 Rows = Sequence[Sequence[int]]
@@ -98,6 +98,7 @@ class Case:
         lse: the need has this feature, and `forward` is asked for it.
         share: (rank, ranks): of each row's keys, those whose place is rank modulo ranks are here, in their order, and
             the form's window counts these.
+        trees: of some rows, whose last tokens they are; the nodes before the row's tokens were computed before.
     """
 
     def __init__(
@@ -116,12 +117,16 @@ class Case:
         strided: bool = False,
         lse: bool = True,
         share: tuple[int, int] = (0, 1),
+        trees: Mapping[int, Tree] | None = None,
     ) -> None:
         assert not padding_rows or num_decodes == len(rows)
         self.form = form
         self.rows = rows
+        self.trees = trees or {}
         self.device = device
         self.need = form.need(device, rows if share[1] == 1 else [[-1]])
+        if trees:
+            self.need = replace(self.need, features=self.need.features | {"tree"})
         self.lse = lse
         if lse:
             self.need = replace(self.need, features=self.need.features | {"lse"})
@@ -203,9 +208,27 @@ class Case:
         self.is_here = [[place >= 0 and place % ranks == rank for place in row] for row in self.rows]
         self.own = [[place // ranks for place in row if place >= 0 and place % ranks == rank] for row in self.rows]
         self.seen = [visible(i, int(n), self.form.window) for i, n in zip(self.index, self.lengths, strict=True)]
+        self.distance = [
+            np.abs(i[:, None] - np.arange(n)) for i, n in zip(self.index, self.lengths.tolist(), strict=True)
+        ]
+        for row, tree in self.trees.items():
+            self._grow(row, tree)
         for part in (self.k, self.v):
             for values, seen in zip(part, self.seen, strict=True):
                 values[~seen.any(axis=0)] = np.nan
+
+    def _grow(self, row: int, tree: Tree) -> None:
+        """Let a row's last tokens be those of a tree, or the tree's last ones."""
+        nodes, length = len(tree.depths), int(self.lengths[row])
+        position, root = np.arange(length), length - nodes
+        position[root:] = root + tree.depths
+        own = position[self.index[row]]
+        self.distance[row] = np.abs(own[:, None] - position)
+        queried = min(nodes, len(own))
+        self.seen[row][-queried:] = True
+        self.seen[row][-queried:, root:] = tree.follows[-queried:]
+        if self.form.window is not None:
+            self.seen[row] &= self.distance[row] < self.form.window
 
     def _round(self, values: np.ndarray) -> np.ndarray:
         """As they are stored."""
@@ -286,7 +309,14 @@ class Case:
         table = np.concatenate([self.table, np.zeros((padding_rows, self.table.shape[1]), np.int32)])
         counts = [len(row) for row in self.rows] + [1] * padding_rows
         bounds = np.append(self.lengths + np.int32(bound), np.ones(padding_rows, np.int32))
-        return self._made(counts, num_decodes + padding_rows, lengths, bounds, table, slots + padding, index + padding)
+        made = self._made(counts, num_decodes + padding_rows, lengths, bounds, table, slots + padding, index + padding)
+        if self.trees:
+            hidden = []
+            for row, places in enumerate(self.rows):
+                bits = self.trees[row].hidden[-len(places) :] if row in self.trees else []
+                hidden += [0] * (len(places) - len(bits)) + bits
+            made.hidden = torch.tensor(hidden + padding, dtype=torch.int64, device=self.device)
+        return made
 
     def _history(self) -> AttentionBatch:
         """A step that wrote every position of every row before this one."""
@@ -362,12 +392,57 @@ class Case:
         self.launch(body, cache, body.plan(self.batch, self.group), out, lse)
         return out, lse
 
+    def check_read(self, body: Any) -> None:
+        """What the rows' keys were stored as is read back, from slots in any order, and nothing is changed by it."""
+        cache = self.write_history(body)
+        self.launch(body, cache, body.plan(self.batch, self.group), *self.outputs())
+        places = [np.flatnonzero(seen.any(axis=0)) for seen in self.seen]
+        slots = [slot for row, seen in enumerate(places) for slot in self._slots(row, seen.tolist())]
+        order, before = self.random.permutation(len(slots)), self.pool.clone()
+        found = body.read(self.group, cache, torch.tensor(slots)[order].to(self.device))
+        assert torch.equal(self.pool.view(torch.uint8), before.view(torch.uint8)), "reading changed the pool"
+        for part, expected in zip(found, self.stored(), strict=True):
+            assert part.dtype == self.kv_dtype, f"{part.dtype} is read of a cache of {self.kv_dtype}"
+            whole = np.concatenate([of_row[seen] for of_row, seen in zip(expected, places, strict=True)])
+            np.testing.assert_array_equal(part.double().cpu().numpy(), whole[order])
+
+    def check_move(self, body: Any) -> None:
+        """Of each row some keys are moved to the places of others, which may be moved themselves; and nothing else."""
+        cache = self.write_history(body)
+        self.launch(body, cache, body.plan(self.batch, self.group), *self.outputs())
+        sources: list[int] = []
+        destinations: list[int] = []
+        for row, seen in enumerate(self.seen):
+            own = self._slots(row, np.flatnonzero(seen.any(axis=0)).tolist())
+            to = self.random.choice(len(own), self.random.integers(1, len(own) + 1), replace=False)
+            sources += [own[i] for i in self.random.choice(len(own), len(to))]
+            destinations += [own[i] for i in to]
+        sources += [*sources[-2:], 0, 0]  # some once more, and twice from the null page to the null page
+        destinations += [*destinations[-2:], 0, 0]
+        every = [slot for row, seen in enumerate(self.seen) for slot in self._slots(row, range(seen.shape[1]))]
+        slots, before = torch.tensor(every).to(self.device), self.pool.clone()
+        kept = [part.clone() for part in body.read(self.group, cache, slots)]
+        source, destination = (torch.tensor(x).to(self.device) for x in (sources, destinations))
+        body.move(self.group, cache, source, destination)
+        place = {slot: i for i, slot in enumerate(every)}
+        expected = list(range(len(every)))
+        for one, other in zip(sources[:-2], destinations[:-2], strict=True):
+            expected[place[other]] = place[one]
+        for part, was in zip(body.read(self.group, cache, slots), kept, strict=True):
+            assert torch.equal(part.view(torch.uint8), was[expected].view(torch.uint8)), "other keys or values"
+        self.before = before
+        self._check_neighbours()
+
+    def stored(self) -> Sequence[Sequence[np.ndarray]]:
+        """What `read` gives: for each of its tensors each row's part, of all its keys."""
+        return self.k, self.v
+
     def expected(self) -> DenseResult:
         """The dense oracle's, of all real tokens."""
         found, first = [], 0
         for r, places in enumerate(self.index):
             q = self.q[first : first + len(places)].double().cpu().numpy()
-            found.append(dense(q, self.k[r], self.v[r], places, self.seen[r], self.layer.scale, self.extras))
+            found.append(dense(q, self.k[r], self.v[r], self.distance[r], self.seen[r], self.layer.scale, self.extras))
             first += len(places)
         return DenseResult(np.concatenate([one.out for one in found]), np.concatenate([one.lse for one in found]))
 

@@ -30,14 +30,14 @@ class Extras(NamedTuple):
 
 
 def dense(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, places: np.ndarray, seen: np.ndarray, scale: float, extras: Extras
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, distance: np.ndarray, seen: np.ndarray, scale: float, extras: Extras
 ) -> DenseResult:
     """One row.
 
     Args:
         q: float64 [n, Hq, D].
         k, v: float64 [S, Hkv, D]; what no query sees may be NaN.
-        places: int [n]; of each query among the keys.
+        distance: int [n, S]; of each key from each query.
         seen: bool [n, S].
     """
     used: np.ndarray = np.asarray(seen.any(axis=0))
@@ -46,7 +46,6 @@ def dense(
     if extras.soft_cap is not None:
         scores = extras.soft_cap * np.tanh(scores / extras.soft_cap)
     if extras.slopes is not None:
-        distance = np.abs(places[:, None] - np.arange(len(k)))
         scores = scores - extras.slopes[:, None] * distance[:, None]
     scores = np.where(seen[:, None], scores, -np.inf)
     if extras.sinks is not None:
@@ -73,3 +72,36 @@ def visible(kv_index: np.ndarray, num_keys: int, window: int | None) -> np.ndarr
     if window is not None:
         seen &= key > index - window
     return seen
+
+
+class Tree(NamedTuple):
+    """Drafts that branch: a row's last tokens, the first of which all others follow.
+
+    Args:
+        parents: int [k]; which of them, counted from the first, each of the others follows.
+    """
+
+    parents: Sequence[int]
+
+    @property
+    def follows(self) -> np.ndarray:
+        """bool [k + 1, k + 1]; whether one follows another, or is it."""
+        found = np.eye(len(self.parents) + 1, dtype=bool)
+        for node, parent in enumerate(self.parents, 1):
+            found[node] |= found[parent]
+        return found
+
+    @property
+    def hidden(self) -> list[int]:
+        """The bits of each: see `engine.interfaces.attention.AttentionBatch.hidden`."""
+        follows, found = self.follows, []
+        for node in range(len(follows)):
+            bits = sum(1 << (node - other) for other in range(1, node) if not follows[node, other])
+            found.append(bits - (1 << 64) if bits >> 63 else bits)
+        return found
+
+    @property
+    def depths(self) -> np.ndarray:
+        """int [k + 1]; how many tokens each follows of these."""
+        depths: np.ndarray = self.follows.sum(axis=1) - 1
+        return depths

@@ -114,6 +114,12 @@ class LatentTests:
         self.verify_latent(latent_form(), DECODES, 5, bound=4)
         self.verify_latent(latent_form(), MIXED, 2, bound=19)
 
+    def test_latent_reading_back(self) -> None:
+        """Vectors can be read, as they were stored, in their two parts."""
+        me = cast(Any, self)
+        for form in me.served([latent_form(dtype=dtype) for dtype in DTYPES]):
+            self.latent_case(form, MIXED, 2).check_read(me.backend(form.dtype))
+
     def test_latent_narrower_cache(self) -> None:
         """Vectors are rounded to the cache's dtype when they are written."""
         self.verify_latent(latent_form(dtype="float32", kv_dtype="bfloat16"), MIXED, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,11 @@ class LatentCase(Case):
         latent, rope_key = torch.split(vectors, sizes, dim=-1)
         body.write(self.layer, latent, rope_key, cache, body.plan(self.history, self.group))
         return cache
+
+    def stored(self) -> Sequence[Sequence[np.ndarray]]:
+        """Latents, and rotated keys."""
+        size = self.form.head_size - self.form.rope_size
+        return [x[:, 0, :size] for x in self.k], [x[:, 0, size:] for x in self.k]
 
     def launch(self, body: Any, cache: Any, plan: Any, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """This step's `write` and `forward`."""

@@ -28,6 +28,7 @@ from engine_sdk.conformance.attention.case import (
     check_unseen,
     whole_rows,
 )
+from engine_sdk.conformance.attention.dense import Tree
 from engine_sdk.conformance.attention.latent import LatentTests, LatentThorough, copy_into
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -37,6 +38,9 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 DECODES: Rows = [[0], [15], [16], [37], [5]]
 MIXED: Rows = [[20], [33], range(23), range(17, 40), range(31, 33)]
 """Two decodes, a whole prompt, a later chunk of one, and a short extend."""
+TREE_ROWS: Rows = [[80], range(30, 37), range(40), range(67, 74), range(120, 130)]
+TREES = {1: Tree([0, 0, 1, 1, 2, 4]), 3: Tree([0, 1, 1, 0, 4, 3]), 4: Tree([0, 1, 0])}
+"""By row: beside a decode and a prompt, three that end with trees; the last one's has earlier tokens of a prompt."""
 
 
 class AttentionConformance(LatentTests, Conformance):
@@ -59,6 +63,7 @@ class AttentionConformance(LatentTests, Conformance):
             replace(base, kind="encoder", head_size=7),
             replace(base, features=frozenset({"kv_index"})),
             replace(base, features=frozenset({"lse"})),
+            replace(base, features=frozenset({"kv_index", "tree"})),
             replace(base, kind="mla", num_q_heads=4, num_kv_heads=1, head_size=24, rope_size=8),
         ]
 
@@ -79,6 +84,13 @@ class AttentionConformance(LatentTests, Conformance):
         return LatentAttentionBackend if "mla" in card.kinds else AttentionBackend
 
     @classmethod
+    def methods(cls) -> Sequence[str]:
+        """Keys and values are moved where drafts branch."""
+        names = super().methods()
+        trees = cls.subject().reasons(replace(Form().need(cls.device), features=frozenset({"tree"})))
+        return [name for name in names if name != "move"] if trees else names
+
+    @classmethod
     def backend(cls, dtype: str) -> Any:
         """A body for this dtype; made once."""
         return cls.built(lambda: worker_context(cls.subject(), cls.device, dtype), dtype)
@@ -87,6 +99,8 @@ class AttentionConformance(LatentTests, Conformance):
     def case(cls, form: Form, rows: Rows, num_decodes: int, **how: Any) -> Case:
         """A step of these rows; skipped with the card's reasons where it serves no such layer."""
         need = form.need(cls.device, rows if "share" not in how else [[-1]])
+        if "trees" in how:
+            need = replace(need, features=need.features | {"tree"})
         cls.require(need)
         card = cast("type[AttentionCard]", cls.subject().card)
         per_page = card.tokens_per_page(need)
@@ -279,6 +293,79 @@ class AttentionConformance(LatentTests, Conformance):
         if lse is not None and total is not None:
             torch.testing.assert_close(total[own], lse[own], rtol=near, atol=near)
 
+    # -- trees of drafts ---------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("window", [None, 4, 90])
+    def test_trees(self, window: int | None) -> None:
+        """Nodes see the keys before the tree, those that they follow, and no other: neither their siblings nor what
+        follows these. A window counts the tokens that a node follows."""
+        form = Form(kind="full" if window is None else "sliding", window=window)
+        self.verify(form, TREE_ROWS, 1, trees=TREES, padding_tokens=2)
+
+    def test_nodes_that_are_rows_of_one_token(self) -> None:
+        """As passes of draft models have them: each node alone, behind a decode, and all the rows of a step."""
+        trees = {1 + size: Tree(TREES[1].parents[:size]) for size in range(7)}
+        for window in (None, 90):
+            form = Form(kind="full" if window is None else "sliding", window=window)
+            self.verify(form, [[80], *([30 + size] for size in range(7))], 1, trees=trees)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_trees_in_every_dtype(self, dtype: str) -> None:
+        """In each that is served, with more heads and pages that trees lie across."""
+        self.verify(Form(dtype=dtype, num_kv_heads=2, group_size=4, head_size=64), TREE_ROWS, 1, trees=TREES)
+        self.verify(Form(dtype=dtype, block_size=4), TREE_ROWS, 1, trees=TREES)
+
+    def test_largest_trees(self) -> None:
+        """64 drafts: all follow the row's last token, or each the one before it, or whatever. Over long rows, too."""
+        random = torch.Generator().manual_seed(5)
+        mixed = [int(torch.randint(i, (), generator=random)) for i in range(1, 65)]
+        trees = {0: Tree([0] * 64), 1: Tree(range(64)), 2: Tree(mixed), 3: Tree(mixed)}
+        rows: Rows = [range(65), range(3, 68), range(20, 85), range(900, 965)]
+        for form in (Form(), Form(num_kv_heads=1, group_size=8, kind="sliding", window=64)):
+            self.verify(form, rows, 0, trees=trees)
+
+    def test_trees_with_everything(self) -> None:
+        """Soft cap, sinks, and slopes by the number of tokens that a node follows."""
+        self.verify(Form(soft_cap=2.0, sinks=True), TREE_ROWS, 1, trees=TREES)
+        form = Form(alibi=True, kind="sliding", window=64)
+        if not self.subject().reasons(replace(form.need(self.device), features=frozenset({"alibi", "tree"}))):
+            self.verify(form, TREE_ROWS, 1, trees=TREES)
+
+    def test_what_nodes_do_not_see(self) -> None:
+        """NaN and infinities at a node change not a bit of those that do not follow it."""
+        for form in (Form(), Form(block_size=4), Form(kind="sliding", window=64)):
+            self.unseen(form, TREE_ROWS, 1, [(1, 33), (1, 36), (3, 71)], trees=TREES)
+
+    def test_ragged_trees(self) -> None:
+        """Any rows, some of which end with any tree."""
+        self.require(replace(Form().need(self.device), features=frozenset({"tree", "kv_index"})))
+
+        @self.hypothesis_settings(12)
+        @given(batches(), st.lists(st.floats(0, 0.99), max_size=64), st.sampled_from([None, 64]))
+        def check(batch: dict[str, Any], drawn: list[float], window: int | None) -> None:
+            parents = [int(part * (i + 1)) for i, part in enumerate(drawn)]
+            first = batch["num_decodes"]
+            rows = [*batch["rows"][:first], range(batch["seed"] % 50, batch["seed"] % 50 + len(drawn) + 1)]
+            rows += batch["rows"][first:]
+            batch |= {"rows": rows, "keys": [(row, place) for row, place in batch["keys"] if row < first]}
+            form = Form(dtype="float32", kind="full" if window is None else "sliding", window=window)
+            self.unseen(form, **batch, trees={first: Tree(parents)})
+
+        check()
+
+    def test_refilled_plan_of_trees(self) -> None:
+        """`plan(out=)` with other trees in rows of as many tokens."""
+        rows: list[Rows] = [[range(30, 37), range(7)], [range(16, 23), range(90, 97)]]
+        self._refill(Form(), rows, 0, [{0: TREES[1], 1: Tree([0] * 6)}, {1: TREES[1]}])
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_moving(self, dtype: str) -> None:
+        """Keys and values of slots are moved to others, bit for bit, all read before any is written. Nothing else is
+        changed."""
+        forms = [Form(dtype=dtype, block_size=size, head_size=64) for size in (16, 24, 8)]
+        forms += [replace(forms[0], kv_dtype=kv_dtype) for kv_dtype in ("bfloat16", "float8_e4m3fn")]
+        for form in self.served(forms):
+            self.case(form, TREE_ROWS, 1, trees=TREES).check_move(self.backend(form.dtype))
+
     def test_lengths_that_are_bounded_only(self) -> None:
         """`seq_lens_bound` may say more than `seq_lens`, which is exact: the host does not know yet what was kept."""
         self.verify(Form(), DECODES, 5, bound=4)
@@ -287,6 +374,14 @@ class AttentionConformance(LatentTests, Conformance):
     def test_narrower_cache(self) -> None:
         """Keys and values are rounded to the cache's dtype when they are written."""
         self.verify(Form(dtype="float32", kv_dtype="bfloat16"), MIXED, 2)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_reading_back(self, dtype: str) -> None:
+        """Keys and values can be read, as they were stored, from any slots: blocks of other sizes, narrower caches."""
+        forms = [Form(dtype=dtype, block_size=size, head_size=64) for size in (16, 24, 8)]
+        forms += [replace(forms[0], kv_dtype=kv_dtype) for kv_dtype in ("bfloat16", "float8_e4m3fn")]
+        for form in self.served(forms):
+            self.case(form, MIXED, 2).check_read(self.backend(form.dtype))
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_fp8_cache(self, dtype: str) -> None:
@@ -426,9 +521,15 @@ class AttentionConformance(LatentTests, Conformance):
         """The same with several tokens a row."""
         self._refill(Form(), [[range(8), range(3, 11)], [range(30, 38), range(8)]], 0)
 
-    def _refill(self, form: Form, steps: list[Rows], num_decodes: int) -> None:
+    def _refill(
+        self, form: Form, steps: list[Rows], num_decodes: int, trees: Sequence[dict[int, Tree]] | None = None
+    ) -> None:
         body, plan = self.backend(form.dtype), None
-        cases = [self.case(form, rows, num_decodes, seed=i, width=8) for i, rows in enumerate(steps)]
+        grown = [{"trees": of_step} for of_step in trees] if trees else [{} for _ in steps]
+        cases = [
+            self.case(form, rows, num_decodes, seed=i, width=8, **how)
+            for i, (rows, how) in enumerate(zip(steps, grown, strict=True))
+        ]
         batch = cases[0].batch
         for case in cases:
             cache = case.write_history(body)

@@ -100,7 +100,7 @@ class ExecutorConformance(Conformance):
                 assert result.tokens.tolist() == tokens_of(step)
                 assert result.logprobs is not None and result.logprobs.top_ids.tolist() == [[3, 2**31 - 1]]
                 assert result.logprobs.top_values.dtype == np.float32 and result.logprobs.top_values[0, 0] == -np.inf
-                assert result.prompt_logprobs is None and result.failed_pages is None
+                assert result.prompt_logprobs is None and result.news is None
             assert executor.call("order") == [[0, 1, 2, 3]] * size
             untouched = [plan_of(step) for step in range(4)]
             assert [msgspec.json.encode(p, enc_hook=_plain) for p in plans] == [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
-import threading
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -17,27 +16,33 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
+from engine.interfaces.kv_connector import (
+    LATER,
+    KVConnectorCard,
+    KVConnectorNeed,
+    KVConnectorScheduler,
+    KVConnectorWorker,
+    Pages,
+)
 from engine.plugin import POINTS
 from engine.types.errors import EngineError
+from engine.types.kv import MARK_BYTES
 from engine.types.parallel import Parallel, Place
-from engine_sdk.conformance.base import Conformance, check_methods, fresh, methods_of
+from engine_sdk.conformance.base import Importer, check_methods, methods_of, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.core_contexts import core_context, one_layer
+from engine_sdk.conformance.kv_connector.peers import PAGES, PeerTests, belongings, check_belongings
+from engine_sdk.conformance.kv_connector.store import TOKENS, Asked, Store, two_layers
 from engine_sdk.conformance.kv_connector.tier import Tier
 from engine_sdk.conformance.timing import median_seconds
 
-PAGES = 24
-"""Of the pools; nobody owns page 0."""
 PLACES = 12
 """Pages for which there is swap space."""
 PAGE_BYTES = (24, 64, 4096, 12_352)
 HALVES = {"core": "KVConnectorScheduler", "worker": "KVConnectorWorker"}
-SHARED_MEMORY = Path("/dev/shm")
-OPEN_FILES = Path("/proc/self/fd")
 
 
-class KVConnectorConformance(Conformance):
+class KVConnectorConformance(PeerTests):
     """Pages come back byte by byte, whatever happened in between; what has no room is refused; nothing is left."""
 
     point = "kv_connector"
@@ -93,6 +98,8 @@ class KVConnectorConformance(Conformance):
     @classmethod
     def make(cls, page_bytes: int = 64, places: int = PLACES, ranks: int = 1, pages: int = PAGES) -> Tier:
         """Both halves, the second on each rank, in the order in which an engine builds them."""
+        if not cast("type[KVConnectorCard]", cls.subject().card).swaps:
+            not_served("the card's swaps is False")
         cls.require(cls.need(page_bytes, places, ranks))
         pools = [cls.pool(pages, page_bytes) for _ in range(ranks)]
         workers, space = cls.workers(pools, places), places * page_bytes + 7
@@ -114,12 +121,10 @@ class KVConnectorConformance(Conformance):
         for half, protocol in HALVES.items():
             check_methods(self.half(half), getattr(module, protocol), methods_of(getattr(module, protocol)))
 
-    def test_the_scheduler_half_is_light(self) -> None:
+    def test_the_scheduler_half_is_light(self, fresh_import: Importer) -> None:
         """It never sees a tensor: importing it brings no torch."""
-        value = self.subject().card.bodies["core"]
-        module, _, name = value.partition(":")
         interface = POINTS[self.point].interface.partition(":")[0]
-        found = fresh({"path": sys.path, "module": module, "name": name, "needs": [], "interface": interface})
+        found = fresh_import(self.subject().card.bodies["core"], interface)
         assert not found["heavy"], f"importing the scheduler half brings {', '.join(found['heavy'])}"
 
     # -- bytes -------------------------------------------------------------------------------------------------------
@@ -216,7 +221,7 @@ class KVConnectorConformance(Conformance):
         assert tier.swap_out("small", [3])
         assert not tier.swap_out("another", [4])
         tier.step()
-        assert tier.plan().metadata is None, "a refused request is copied"
+        assert tier.plan().section is None, "a refused request is copied"
         tier.drain()
         tier.forget("first")
         tier.step()
@@ -259,10 +264,10 @@ class KVConnectorConformance(Conformance):
     def test_nothing_to_do(self) -> None:
         """No bytes for a plan that moves nothing; decisions are handed over once."""
         tier = self.make()
-        assert tier.core.plan_metadata() is None
+        assert tier.core.plan_section() is None
         assert tier.swap_out("a", [1])
-        assert tier.plan().metadata is not None
-        assert tier.core.plan_metadata() is None
+        assert tier.plan().section is not None
+        assert tier.core.plan_section() is None
         tier.drain()
 
     # -- aborts ------------------------------------------------------------------------------------------------------
@@ -344,6 +349,8 @@ class KVConnectorConformance(Conformance):
 
     def test_memory_that_is_not_there(self) -> None:
         """Space that nobody has: a typed error at the start, or memory that is taken as it is needed."""
+        if not cast("type[KVConnectorCard]", self.subject().card).swaps:
+            not_served("the card's swaps is False")
         self.require(self.need(4096, 2**45))
         pool = self.pool(PAGES, 4096)
         try:
@@ -351,7 +358,134 @@ class KVConnectorConformance(Conformance):
         except EngineError as error:
             assert "swap" in str(error) or "space" in str(error), f"the error does not say what is too large: {error}"
             return
-        assert callable(worker.save)
+        assert callable(worker.load)
+
+    # -- stores ------------------------------------------------------------------------------------------------------
+    finds_by_key: ClassVar[bool] = True
+    """Whether blocks are found by their keys alone. An author overrides it where the request has to say more."""
+
+    @classmethod
+    def store(cls, ranks: int = 1, identity: bytes | None = None, page_bytes: int = 64) -> Store:
+        """Both halves of a connector that stores. identity: None: one that no other test has had."""
+        card = cast("type[KVConnectorCard]", cls.subject().card)
+        if not card.stores or not cls.finds_by_key:
+            not_served("the card's stores is False" if not card.stores else "it finds nothing by keys alone")
+        return cls.engine(None, ranks, identity, page_bytes)
+
+    @classmethod
+    def engine(
+        cls, options: Mapping[str, Any] | None, ranks: int = 1, identity: bytes | None = None, page_bytes: int = 64
+    ) -> Store:
+        cls.require(cls.need(page_bytes, tp=ranks))
+        card = cast("type[KVConnectorCard]", cls.subject().card)
+        mark_bytes = MARK_BYTES if card.layerwise and card.moves_marks else 0
+        layout, parallel, space = two_layers(page_bytes, mark_bytes), Parallel(tp=ranks), page_bytes * PLACES
+        pools, workers = [cls.pool(PAGES, page_bytes) for _ in range(ranks)], []
+        subject = cls.subject() if options is None else cls.subject().with_options(options)
+        core: KVConnectorScheduler = cls.half("core")(
+            replace(
+                core_context(subject, PAGES),
+                layout=layout,
+                swap_space=space,
+                identity=identity or uuid.uuid4().bytes,
+                parallel=parallel,
+            )
+        )
+        for rank, pool in enumerate(pools):
+            start: dict[str, Any] = {"layout": layout, "swap_space": space, "parallel": parallel}
+            context = worker_context(subject, cls.device, with_ops=False, place=Place(rank=rank), **start)
+            workers.append(cls.half("worker")(context))
+            workers[-1].register(pool)
+        return Store(core, workers, pools, card.layerwise, mark_bytes)
+
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_what_was_computed_is_found(self, ranks: int) -> None:
+        """Byte by byte on each rank, after others have overwritten the pages; beyond what the device has, too."""
+        store = self.store(ranks)
+        try:
+            kept = store.save(Asked("a", 4), [1, 2, 9, 3])
+            found = store.find(Asked("b", 4), 4)
+            store.bring(Asked("b", 4), found, [5, 11, 7, 8], 0, kept)
+            found = store.find(Asked("c", 4), 2, num_local=2 * TOKENS)
+            store.bring(Asked("c", 4), found, [3, 1], 2, [of_rank[2:] for of_rank in kept])
+            assert not store.failed
+        finally:
+            store.close()
+
+    def test_what_nobody_has_computed_is_not_found(self) -> None:
+        """Nothing for other blocks, and of a request that goes on otherwise the part that is there."""
+        store = self.store()
+        try:
+            store.save(Asked("a", 2, name="part"), [1, 2])
+            store.find(Asked("b", 2, name="part"), 2)
+            assert store.answer(Asked("c", 3, name="other")) is None
+            store.find(Asked("d", 4, name="part"), 2)
+        finally:
+            store.close()
+
+    def test_another_model_is_not_found(self) -> None:
+        """What was saved under one identity is nothing to another."""
+        store, other = self.store(), self.store()
+        try:
+            store.save(Asked("a", 2), [1, 2])
+            store.find(Asked("b", 2), 2)
+            deadline = time.monotonic() + 1
+            while (found := other.core.lookup(Asked("c", 2), 0)) == LATER and time.monotonic() < deadline:
+                other.step()
+            assert found is None or found == LATER, f"pages of another model are found: {found}"
+        finally:
+            store.close()
+            other.close()
+
+    def test_a_store_that_lost_what_it_had(self) -> None:
+        """Each page that is not told as failed is right."""
+        store = self.store()
+        try:
+            kept = store.save(Asked("a", 3), [1, 2, 3])
+            request = Asked("b", 3)
+            found = store.find(request, 3)
+            if not self.lose(store.workers):
+                pytest.skip("the suite does not know how loads of this driver fail: override lose(workers)")
+            store.failed.add(0)  # losses are looked for
+            store.bring(request, found, [7, 5, 6], 0, kept)
+            assert store.failed & {5, 6, 7}, "what is lost is not told"
+        finally:
+            store.close()
+
+    def test_aborts_of_loads(self) -> None:
+        """Before anything is allocated, and while pages travel, whose end is told; and of a request nobody knows."""
+        store = self.store()
+        try:
+            store.core.aborted("nobody")
+            kept = store.save(Asked("a", 3), [1, 2, 3])
+            found = store.find(Asked("b", 3), 3)
+            store.core.aborted("b")
+            store.step()
+            request = Asked("c", 3)
+            found = store.find(request, 3)
+            places = [Pages(0, 0, np.array([4, 5, 6], np.int32))]
+            store.core.allocated(request, places, 0, 3 * TOKENS)
+            store.core.aborted("c")
+            if found.asynchronous:
+                store.until_loaded("c")
+            else:
+                store.step()
+            under_way = Asked("e", 3)
+            found = store.find(under_way, 3)
+            store.core.allocated(under_way, [Pages(0, 0, np.array([4, 5, 6], np.int32))], 0, 3 * TOKENS)
+            store.step()
+            if found.asynchronous and "e" not in store.loaded:
+                store.core.aborted("e")
+                store.until_loaded("e")
+            store.scribble([4, 5, 6])
+            before = store.content([4, 5, 6])
+            for _ in range(5):
+                store.step()
+            for was, there in zip(before, store.content([4, 5, 6]), strict=True):
+                assert torch.equal(was, there), "pages of an aborted request are written to after its load has ended"
+            store.bring(Asked("d", 3), store.find(Asked("d", 3), 3), [7, 8, 9], 0, kept)
+        finally:
+            store.close()
 
     # -- everything at once ------------------------------------------------------------------------------------------
     def test_any_sequence_of_calls(self) -> None:
@@ -370,11 +504,10 @@ class KVConnectorConformance(Conformance):
     def test_nothing_is_left(self) -> None:
         """When the halves are let go with pages kept: no thread, no open file, no shared memory."""
         self._once_round()  # what is made once for the process stays
-        before = _belongings()
+        before = belongings()
         for _ in range(3):
             self._once_round()
-        left = {kind: sorted(found - before[kind]) for kind, found in _belongings().items() if found - before[kind]}
-        assert not left, f"left behind: {left}"
+        check_belongings(before)
 
     def _once_round(self) -> None:
         tier = self.make()
@@ -394,14 +527,14 @@ class KVConnectorConformance(Conformance):
 
         def turn() -> None:
             assert tier.core.swap_out("a", ids)
-            out = tier.core.plan_metadata()
+            out = tier.core.plan_section()
             tier.core.swap_in("a", places, ids)
-            back = tier.core.plan_metadata()
+            back = tier.core.plan_section()
             assert out is not None and back is not None
-            for step, metadata in enumerate((out, back)):
-                tier.workers[0].save(metadata)
-                tier.workers[0].start_load(step, metadata)
-                tier.workers[0].step_result(step)
+            for step, section in enumerate((out, back)):
+                tier.workers[0].begin(step, section)
+                tier.workers[0].load(step)
+                tier.workers[0].end(step)
 
         seconds = median_seconds(turn, cls.device)
         moved = 2 * pages * page_bytes
@@ -485,19 +618,3 @@ class _Calls(RuleBasedStateMachine):
     def teardown(self) -> None:
         """What is on its way arrives."""
         self.tier.drain()
-
-
-def _belongings() -> dict[str, set[str]]:
-    """Threads, shared memory and open files of this process."""
-    shared = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
-    files: set[str] = set()
-    for entry in os.listdir(OPEN_FILES) if OPEN_FILES.is_dir() else ():
-        try:
-            files.add(f"{entry} {os.readlink(OPEN_FILES / entry)}")
-        except OSError:
-            continue  # the folder's own
-    return {
-        "threads": {f"{thread.name} {thread.ident}" for thread in threading.enumerate()},
-        "shared memory": shared,
-        "open files": files,
-    }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.interfaces.kv_connector import KVConnectorScheduler, KVConnectorWorker
+from engine.interfaces.kv_connector import KVConnectorScheduler, KVConnectorWorker, Transferred
 
 
 @dataclass
@@ -37,17 +37,15 @@ class Plan:
 
     Args:
         step_id: its number.
-        metadata: of the scheduler half.
+        section: of the scheduler half.
         out: what is taken out; without those that were given up before the plan was made.
         into: whose places go into which pages.
-        failed: the pages that cannot be filled, known when it runs.
     """
 
     step_id: int
-    metadata: bytes | None
+    section: bytes | None
     out: list[Kept]
     into: list[tuple[Kept, np.ndarray, np.ndarray]]
-    failed: set[int] = field(default_factory=set)
 
 
 class Tier:
@@ -72,6 +70,7 @@ class Tier:
         self._into: list[tuple[Kept, np.ndarray, np.ndarray]] = []
         self._plans: deque[Plan] = deque()
         self._running: deque[Plan] = deque()
+        self._untold: set[int] = set()  # pages that could not be filled
         self._steps = 0
         self._random = np.random.default_rng(0)
 
@@ -120,11 +119,11 @@ class Tier:
 
     def plan(self) -> Plan:
         """Make the next plan."""
-        metadata = self.core.plan_metadata()
-        assert metadata is None or isinstance(metadata, bytes), f"plan_metadata answers {type(metadata).__name__}"
-        if metadata is None:
+        section = self.core.plan_section()
+        assert section is None or isinstance(section, bytes), f"plan_section answers {type(section).__name__}"
+        if section is None:
             assert not self._out and not any(pages.size for _, _, pages in self._into), "a plan without its copies"
-        made = Plan(self._steps, metadata, self._out, self._into)
+        made = Plan(self._steps, section, self._out, self._into)
         self._out = []
         self._into = []
         self.freed = 0
@@ -140,7 +139,7 @@ class Tier:
         """Run the oldest plan, and compare every page of every rank; then the step computes, which changes pages."""
         plan = self._plans.popleft()
         self._running.append(plan)
-        plan.failed = {page for kept, _, pages in plan.into if kept.lost for page in pages.tolist()}
+        self._untold |= {page for kept, _, pages in plan.into if kept.lost for page in pages.tolist()}
         for kept in plan.out:
             kept.content = [pool[kept.pages].cpu().numpy().copy() for pool in self.pools]
         for rank, (worker, pool) in enumerate(zip(self.workers, self.pools, strict=True)):
@@ -149,9 +148,10 @@ class Tier:
             for kept, places, pages in plan.into:
                 expected[pages] = kept.content[rank][places] if places.size else expected[pages]
                 unknown[pages] |= kept.lost
-            if plan.metadata is not None:
-                worker.save(plan.metadata)
-                worker.start_load(plan.step_id, plan.metadata)
+            if plan.section is not None:
+                worker.begin(plan.step_id, plan.section)
+                worker.load(plan.step_id)
+                worker.end(plan.step_id)
             wrong = (pool.cpu().numpy() != expected).any(axis=1) & ~unknown
             filled = {page for _, _, pages in plan.into for page in pages.tolist()}
             for page in np.flatnonzero(wrong).tolist():
@@ -166,17 +166,19 @@ class Tier:
             kept.lost = kept.lost or bool(kept.content)
 
     def take(self) -> None:
-        """Take the oldest step's result: the pages that could not be filled, and no others."""
+        """Take the oldest step's result: the pages that could not be filled up to now, and no others."""
         plan = self._running.popleft()
-        for rank, worker in enumerate(self.workers):
-            if plan.metadata is None:
-                continue
-            failed = worker.step_result(plan.step_id).failed_pages
-            assert isinstance(failed, np.ndarray) and failed.dtype == np.int32, "failed_pages are no int32 array"
-            assert sorted(failed.tolist()) == sorted(plan.failed), (
-                f"step {plan.step_id} says that pages {failed.tolist()} could not be filled on rank {rank}; "
-                f"{sorted(plan.failed)} could not"
-            )
+        news = [] if plan.section is None else [worker.news() for worker in self.workers]
+        assert all(told is None or isinstance(told, bytes) for told in news), f"news are {news!r:.200}"
+        told = self.core.take([one for one in news if one is not None]) if any(news) else Transferred()
+        assert not told.loaded and not told.sent, f"nobody asked for {told}"
+        failed = told.failed
+        assert isinstance(failed, np.ndarray) and failed.dtype == np.int32, "failed pages are no int32 array"
+        assert sorted(failed.tolist()) == sorted(self._untold), (
+            f"after step {plan.step_id} pages {failed.tolist()} could not be filled; {sorted(self._untold)} could not"
+        )
+        if plan.section is not None:
+            self._untold.clear()
 
     @property
     def planned(self) -> int:

@@ -18,15 +18,16 @@ import torch
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import Ops
-from engine.interfaces.quantization import KINDS
+from engine.interfaces.quantization import KINDS, LayerShape, StoredTensor, plain_tensors
 from engine.plugin import Registry
 from engine.types.errors import CheckpointError, UnsupportedModelError
 from engine.types.model import ModelDescription
 from engine.types.parallel import Parallel
+from engine_kit.plain_layer import plain_layer
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.model.example import Shapes, check_size, draw, prompt
-from engine_sdk.conformance.model.operations import NamedOperations
+from engine_sdk.conformance.model.operations import NamedOperations, defined_operations
 from engine_sdk.conformance.model.oracle import TOLERANCE, Oracle, why_none
 from engine_sdk.conformance.model.paged import attention_needs, reference_attention, reference_cards
 from engine_sdk.conformance.model.ranks import ThreadGroup
@@ -229,7 +230,8 @@ class ModelSuite(Conformance):
     @classmethod
     def _context(cls, dtype: str) -> WorkerContext:
         context, card = worker_context(cls.subject(), cls.device, dtype), cast("type[ModelCard]", cls.subject().card)
-        return replace(context, ops=cast("Ops", NamedOperations(context.ops, card.operations)))
+        defined = defined_operations(card.operations, context)
+        return replace(context, ops=cast("Ops", NamedOperations(context.ops, card.operations, defined)))
 
     @classmethod
     def context(cls, dtype: str) -> WorkerContext:
@@ -271,10 +273,10 @@ class ModelSuite(Conformance):
     @classmethod
     def unserved(cls, model: ModelDescription, size: int = 1, dtype: str = "float64") -> str:
         """Why the suite cannot compute with such a model; "" where it can."""
-        if model.max_encoder_len:
-            return "the suite has no encoder inputs to give to layers of kind 'cross'"
         cards = reference_cards(cls.registry())
         for need in attention_needs(model, dtype, cls.device, size):
+            if need.kind == "state":
+                continue
             card = cards.get(need.kind)
             reasons = card.unsupported(need) if card else [f"none of them serves layers of kind '{need.kind}'"]
             if reasons:
@@ -331,7 +333,8 @@ class ModelSuite(Conformance):
             "num_attention_heads": model.num_q_heads,
         }  # fmt: skip
         for key, value in ((self.key(name), value) for name, value in sizes.items()):
-            assert value == config[key], f"{key} is {config[key]} in the config, and {value} described"
+            said = config.get(key, 0)  # of heads none says what attends to nothing
+            assert value == said, f"{key} is {said} in the config, and {value} described"
         for spec in model.sites:
             assert not spec.num_kv_heads or spec.num_q_heads % spec.num_kv_heads == 0
             assert (spec.sliding_window is not None) == (spec.kind == "sliding")
@@ -359,12 +362,12 @@ class ModelSuite(Conformance):
 
     def test_its_layers_are_those_described(self) -> None:
         """Each layer asks for its attention once, gives it what the description says, and is called once a step."""
-        session = self.session()
+        session, sites = self.session(), [site.layer for site in self.description().sites]
         layers = session.layers
-        assert sorted(layers.built) == list(range(self.description().num_layers)), "layers ask for their attention"
+        assert sorted(layers.built) == sites, "layers ask for their attention, and their states"
         assert layers.features == set(self.description().attention_features)
         session.whole(self.ids(5))
-        assert layers.calls == list(range(self.description().num_layers))
+        assert layers.calls == sites
 
     # -- the checkpoint ----------------------------------------------------------------------------------------------
     def test_a_missing_tensor(self) -> None:
@@ -512,9 +515,14 @@ class _Watched:
         self.packed: set[str] = set()
         self.multiplied = False
 
-    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
+        """A plain layer's."""
+        return plain_tensors(layer)
+
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Any:
         """As the operations do, in float64."""
-        self.packed.add(kind)
+        weight, bias = plain_layer(layer, tensors)
+        self.packed.add(layer.kind)
         return self._ops.pack_linear(weight.double(), bias)
 
     def packed_bytes(self, packed: Any) -> int:

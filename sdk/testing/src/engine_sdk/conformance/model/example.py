@@ -64,7 +64,7 @@ def check_size(shapes: Shapes) -> None:
     if size > LARGEST:
         raise ValueError(
             f"this config makes a model of {size:,} parameters, the suite takes {LARGEST:,} at most: give it a smaller "
-            "one, config = {...} or --config FILE"
+            "one, config = {...} or --model-config FILE"
         )
 
 

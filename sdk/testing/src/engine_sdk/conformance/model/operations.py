@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, cast
 
-from engine.interfaces.ops import LATENT_OPERATIONS, OPERATIONS
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.ops import FURTHER_OPERATIONS, OPERATIONS, OpsCard
+from engine.plugin import Registry, load_body
+from engine.plugin.choosing import ranked
 
 
 class NamedOperations:
@@ -14,13 +18,27 @@ class NamedOperations:
     Args:
         ops: all of them.
         named: by the model's card.
+        defined: the bodies of those that are none of the reference's, see `defined_operations`.
     """
 
-    def __init__(self, ops: Any, named: Collection[str]) -> None:
+    def __init__(self, ops: Any, named: Collection[str], defined: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._ops = ops
-        self._named = {*(name for name in OPERATIONS if name not in LATENT_OPERATIONS), *named}
+        self._defined = defined
+        self._named = {*(name for name in OPERATIONS if name not in FURTHER_OPERATIONS), *named}
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
             assert name in self._named, f"the body calls '{name}', which the card does not name among its operations"
-        return getattr(self._ops, name)
+        return getattr(self._defined.get(name, self._ops), name)
+
+
+def defined_operations(named: Collection[str], context: WorkerContext) -> dict[str, Any]:
+    """The bodies of the operations that installed drivers' cards define, by name: what they mean."""
+    found: dict[str, Any] = {}
+    if set(named) <= {*OPERATIONS}:
+        return found
+    for _, card in ranked(Registry.discover(), "ops")[0]:
+        mine = cast("type[OpsCard]", card).defines.intersection(named)
+        if mine:
+            found |= dict.fromkeys(mine, load_body(card)(context))
+    return found

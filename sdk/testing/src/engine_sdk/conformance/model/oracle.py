@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from engine.modeling import read_safetensors
+from engine_kit.safetensors_files import read_safetensors
 from engine_sdk.conformance.model.example import FIRST_TOKEN, Shapes, check_size, draw
 from engine_sdk.conformance.model.small import class_of, quiet
 

@@ -15,6 +15,7 @@ from engine.interfaces.context import WorkerContext
 from engine.plugin import Card, Registry, load_body
 from engine.types.kv import KVGroup
 from engine.types.model import KVSpec, ModelDescription
+from engine_sdk.conformance.model.states import LentStates, state_batch
 
 BLOCK = 4
 """Tokens to a page: few, so that short prompts have several."""
@@ -92,7 +93,7 @@ class _LatentLayer(_Layer):
 
 class PagedLayers:
     """All attention of one rank. Implements `engine.interfaces.model.AttentionFactory`; `latent` is the factory of
-    layers of kind "mla".
+    layers of kind "mla", `state` that of the states of those of kind "state".
 
     Args:
         backends: by kind of layer, the body of a reference driver.
@@ -130,6 +131,7 @@ class PagedLayers:
             for index, form in enumerate(forms(model))
         )
         pages = MAX_TOKENS // BLOCK + 1
+        self._size = size
         self._pools = []
         for group in self.groups:
             pool = torch.zeros(pages, group.layer_bytes * len(group.sites), dtype=torch.uint8)
@@ -164,9 +166,16 @@ class PagedLayers:
         made = AttentionLayer(index=layer, group=group, need=self.needs[group.index], scale=scale)
         return _LatentLayer(self, made, self._cache_of(made))
 
-    def _group_of(self, layer: int) -> KVGroup:
-        group = next((g for g in self.groups if any(self._sites[site].layer == layer for site in g.sites)), None)
-        assert group is not None, f"the model asks for attention of layer {layer}, which its description has not"
+    def state(self, layer: int) -> LentStates:
+        """The states of the model's layer of this index."""
+        group = self._group_of(layer, "state")
+        pages = MAX_TOKENS // BLOCK + 1
+        return LentStates(self, layer, group.index, self._sites[group.sites[0]], self._size, pages)
+
+    def _group_of(self, layer: int, kind: str = "attention") -> KVGroup:
+        mine = (g for g in self.groups if (g.kind == "state") == (kind == "state"))
+        group = next((g for g in mine if any(self._sites[site].layer == layer for site in g.sites)), None)
+        assert group is not None, f"the model asks for {kind} of layer {layer}, which its description has not"
         self.built.append(layer)
         return group
 
@@ -191,6 +200,11 @@ class PagedLayers:
         self.plans = []
         for group in self.groups:
             table, slots = self._places(group, rows, padding_rows)
+            if group.kind == "state":
+                assert not padding_rows + padding_tokens, "steps with states are not padded"
+                starts, lengths_of = [row.request.computed for row in rows], [row.length for row in rows]
+                self.plans.append(state_batch(starts, lengths_of, table, group.tokens_per_block, self.device))
+                continue
             slots += [0] * (len(index) - len(slots))
             batch = AttentionBatch(
                 num_rows=len(counts),
@@ -267,7 +281,7 @@ def reference_attention(context: WorkerContext, registry: Registry) -> dict[str,
 
 
 def _group(index: int, form: KVSpec, sites: Sequence[KVSpec], need: AttentionNeed, itemsize: int) -> KVGroup:
-    vectors = {"encoder": 0, "mla": 1}.get(form.kind, 2)
+    vectors = {"encoder": 0, "state": 0, "mla": 1}.get(form.kind, 2)
     elements = vectors * need.num_kv_heads * BLOCK * need.head_size
     return KVGroup(
         index=index,

@@ -93,7 +93,7 @@ class ParitySuite(ModelSuite):
 
     def _difference(self, description: ModelDescription, oracle: Oracle) -> str:
         """How the answers differ; "" where they do not, or where the model is refused as it is built or loaded."""
-        ids = self.ids(12)
+        ids = self.ids(min(12, description.max_model_len))
         try:
             self.near_to(oracle(ids), self.pooled(self._session(description, oracle).whole(ids)))
         except EngineError:

@@ -76,6 +76,7 @@ class Session:
     ) -> None:
         assert context.ops is not None and context.dtype is not None and context.device is not None
         size = 1 if group is None else group.size
+        description = description.computed_in(str(context.dtype).removeprefix("torch."))
         self.description = description
         self.layers = PagedLayers(description, context, backends, size, keeps)
         self._device = context.device
@@ -92,6 +93,7 @@ class Session:
             group=group,
             quantization=quantization or {},
             latent_attention=self.layers.latent,
+            state=self.layers.state,
             stage=stage or Stage(),
         )
         self.model: Model = body(given if self._guard is None else self._guard.context(given))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.interfaces.model import State
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.model.common import NEAR
-from engine_sdk.conformance.model.paged import Request
+from engine_sdk.conformance.model.paged import Chunk, Request
 from engine_sdk.conformance.model.ranks import on_ranks
 from engine_sdk.conformance.model.session import Padding, Part
 from engine_sdk.conformance.model.walked import WalkedSuite
@@ -25,6 +26,24 @@ class ModelConformance(WalkedSuite):
     def test_it_is_a_decoder(self) -> None:
         """Prompts may be cut: no layer lets a token see those after it."""
         assert not self.description().whole_prompts, "it is an encoder: subclass EncoderModelConformance"
+
+    def test_the_walk_selects_tokens(self) -> None:
+        """Tokens that it leaves out before the last layer are computed no further; the others get what they get so."""
+        self._needs("listeners")
+        ids, kept, last = self.ids(6), 4, self.description().num_layers - 1
+        session = self.session()
+
+        def selecting(layers: Iterable[Any], state: State) -> Iterator[Any]:
+            for index, layer in enumerate(layers):
+                if index == last:
+                    for name, tensor in state.items():
+                        state[name] = tensor[:kept].clone()
+                    session.layers.plan([Chunk(Request(), kept)], 0, 0)
+                yield layer
+
+        found = session.heads(session.forward(session.state([Part(Request(), ids)]), selecting))
+        assert len(found) == kept, f"of {kept} selected tokens {len(found)} come back"
+        self.near(found.double().cpu(), self.alone(ids)[:kept])
 
     # -- one request -------------------------------------------------------------------------------------------------
     def test_chunked_prefill(self) -> None:
@@ -98,6 +117,8 @@ class ModelConformance(WalkedSuite):
 
     def test_padding(self) -> None:
         """Rows and tokens that only fill a bucket change nothing, whatever stands in them."""
+        if any(site.kind == "state" for site in self.description().sites):
+            not_served("its layers keep states: such steps are launched as they are, and nothing fills them up")
         prompts = [self.ids(5, seed=1), self.ids(9, seed=2)]
         for rows, tokens in ((0, 3), (2, 0), (0, 0)):
             for filler in (0, 50):

@@ -71,7 +71,7 @@ class CapturedOperations(OpsSubject):
         constants: dict[str, tuple[Any, ...]] = {
             "embedding": (weight,), "embedding_part": (weight[3:9].clone(), 3), "scale": (0.3,), "soft_cap": (2.0,),
             "rms_norm": (bias, 1e-5), "add_rms_norm": (bias, 1e-5), "layer_norm": (bias, weight[0].clone(), 1e-5),
-            "rope": (table,), "gelu": (False,), "linear": (packed,),
+            "rope": (table,), "gelu": (False,), "gelu_mul": (True,), "relu": (True,), "linear": (packed,),
         }  # fmt: skip
         norms = (bias[:16].clone(), bias[16:32].clone(), 1e-5)
 

@@ -18,7 +18,7 @@ certain_or_drawn = pytest.mark.parametrize("certain", [True, False], ids=["certa
 
 
 class DraftOperations(OpsSubject):
-    """`verify` and `reject`."""
+    """`verify`, `verify_tree` and `reject`."""
 
     def test_verify(self) -> None:
         """A row gives its tokens up to the first that is not the draft after it, and that one."""
@@ -38,6 +38,36 @@ class DraftOperations(OpsSubject):
             given = (self.ints(x.tolist(), torch.int32) for x in (tokens, drafts))
             counts = verify(*given, self.ints(start.tolist()))
             assert counts.dtype == torch.int32 and counts.tolist() == expected
+
+    def test_verify_tree(self) -> None:
+        """A row goes on from each token that was drawn to the first draft that is this token and follows, as long as
+        there is one: through chains, trees, and rows without drafts."""
+        verify, random = self.operation("verify_tree", "float32"), np.random.default_rng(0)
+        for i in range(40):
+            lengths = random.integers(1, (3, 9, 40)[i % 3], random.integers(1, 7))
+            start = np.cumsum([0, *lengths])
+            tokens, drafts = random.integers(0, 3, start[-1]), random.integers(0, 3, start[-1])
+            parents = np.full(start[-1], -1)
+            depths = np.zeros(start[-1], int)
+            for first, last in pairwise(start.tolist()):
+                for place in range(first + 1, last):
+                    parents[place] = place - 1 if random.random() < 0.4 else random.integers(first, place)
+                    depths[place] = depths[parents[place]] + 1
+            depth = int(depths.max()) + i % 2
+            expected = []
+            for first, last in pairwise(start.tolist()):
+                path = [first]
+                while True:
+                    follow = [p for p in range(first, last) if parents[p] == path[-1] and drafts[p] == tokens[path[-1]]]
+                    if not follow:
+                        break
+                    path.append(follow[0])
+                expected.append(path)
+            given = (self.ints(x.tolist(), torch.int32) for x in (tokens, drafts))
+            counts, paths = verify(*given, self.ints(parents.tolist()), self.ints(start.tolist()), depth)
+            assert (counts.dtype, paths.dtype) == (torch.int32, torch.int64)
+            assert counts.tolist() == [len(path) for path in expected]
+            assert paths.tolist() == [path + path[-1:] * (depth + 1 - len(path)) for path in expected]
 
     @certain_or_drawn
     @pytest.mark.parametrize("dtype", ["float32", "float64"])

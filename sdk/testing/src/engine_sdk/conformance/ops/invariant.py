@@ -47,10 +47,17 @@ class InvariantOperations(OpsSubject):
             self._same(one, several, self.tensor(ROWS, size, dtype=dtype, seed=1), *more)
 
     @each_dtype
-    @pytest.mark.parametrize("name", ["silu_mul", "gelu", "soft_cap", "scale"])
+    @pytest.mark.parametrize("name", ["silu_mul", "gelu_mul", "gelu", "relu", "soft_cap", "scale"])
     def test_invariant_elements(self, dtype: str, name: str) -> None:
         """Whatever vectors they are computed in."""
-        more: tuple[Any, ...] = {"silu_mul": (), "gelu": (True,), "soft_cap": (3.0,), "scale": (0.3,)}[name]
+        more: tuple[Any, ...] = {
+            "silu_mul": (),
+            "gelu_mul": (True,),
+            "gelu": (True,),
+            "relu": (True,),
+            "soft_cap": (3.0,),
+            "scale": (0.3,),
+        }[name]
         one, several = self.invariant(name, dtype, 1), self.invariant(name, dtype, 3)
         for size in (66, 1000):
             self._same(one, several, self.tensor(ROWS, size, dtype=dtype), *more)

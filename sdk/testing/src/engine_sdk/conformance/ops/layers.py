@@ -86,10 +86,24 @@ class LayerOperations(OpsSubject):
         """With the normal distribution's own Phi, or its approximation; they differ by 4e-4."""
         x = torch.linspace(-6, 6, 301).to(getattr(torch, dtype)).to(self.device)[None]
         wide = plain(x)
-        phi = np.vectorize(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)))(wide)
-        if tanh:
-            phi = 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
-        self.check(self.operation("gelu", dtype)(x, tanh), wide * phi, dtype)
+        self.check(self.operation("gelu", dtype)(x, tanh), wide * _phi(wide, tanh), dtype)
+
+    @each_dtype
+    @pytest.mark.parametrize("tanh", [False, True])
+    def test_gelu_mul(self, dtype: str, tanh: bool) -> None:
+        """The first half is the gate; rows may lie apart."""
+        gelu_mul, x = self.operation("gelu_mul", dtype), self.tensor(5, 67, dtype=dtype, scale=3)
+        for given in (x[:, :66], x[:, 1:].contiguous()):
+            gate, up = np.split(plain(given), 2, axis=1)
+            self.check(gelu_mul(given, tanh), gate * _phi(gate, tanh) * up, dtype)
+
+    @each_dtype
+    @pytest.mark.parametrize("squared", [False, True])
+    def test_relu(self, dtype: str, squared: bool) -> None:
+        """What is negative becomes 0; the square is rounded once."""
+        x = self.tensor(5, 33, dtype=dtype, scale=3)
+        kept = np.maximum(plain(x), 0)
+        self.check(self.operation("relu", dtype)(x, squared), kept**2 if squared else kept, dtype)
 
     # -- norms -------------------------------------------------------------------------------------------------------
     @each_dtype
@@ -254,6 +268,15 @@ class LayerOperations(OpsSubject):
         x[2] = torch.nan
         found = plain(linear(x, packed))
         assert np.isnan(found[2]).all() and np.isfinite(np.delete(found, 2, axis=0)).all()
+
+
+def _phi(x: np.ndarray, tanh: bool) -> np.ndarray:
+    """The normal distribution's, or its approximation."""
+    if tanh:
+        near: np.ndarray = 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return near
+    exact: np.ndarray = np.vectorize(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)))(x)
+    return exact
 
 
 def _rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -46,9 +46,9 @@ class OpsSubject(Conformance):
 
     @classmethod
     def methods(cls) -> Sequence[str]:
-        """Those that the card names."""
+        """Those that the card names of the interface's."""
         card = cast("type[OpsCard]", cls.subject().card)
-        return sorted(card.operations)
+        return sorted(card.operations - card.defines)
 
     @classmethod
     def operations(cls, dtype: str) -> Any:

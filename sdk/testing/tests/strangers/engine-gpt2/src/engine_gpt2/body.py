@@ -12,17 +12,16 @@ from engine.interfaces.model import LayerIterator, ModelContext, State
 from engine.modeling import (
     ColumnParallelLinear,
     Embedding,
-    LayerNorm,
     LMHead,
     ModelBody,
     Module,
     Param,
     QKVLinear,
     RowParallelLinear,
-    Table,
 )
-from engine.modeling.config import flag, number
 from engine_gpt2.card import ACTIVATIONS, inner_size
+from engine_kit.encoder_layers import LayerNorm, Table
+from engine_kit.model_config import flag, number
 
 
 class _Turned:

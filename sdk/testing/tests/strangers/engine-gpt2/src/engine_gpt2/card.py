@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.interfaces.model import ModelCard, ModelFeature, ModelNeed
-from engine.modeling.config import architecture, bad_key, integer, stored_dtype, token_ids
-from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
 from engine.types.model import KVSpec, ModelDescription
+from engine_kit.model_config import architecture, bad_key, integer, stored_dtype, token_ids, unsupported_ranks
 
 ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
 """activation_function -> whether it is gelu's approximation by tanh."""
@@ -23,6 +22,7 @@ class GPT2Card(ModelCard):
     """GPT2LMHeadModel (Radford et al. 2019): learned positions, norms before each block, matrices stored turned."""
 
     framework = "torch"
+    priority = 1  # before the driver of this architecture in engine-models
     quantized = frozenset({"linear", "head"})
     body = "engine_gpt2.body:GPT2"
 

@@ -6,8 +6,9 @@ import torch
 
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import Attention, Decoder, Embedding, LMHead, Module, Param, RMSNorm, Rotary, Stack
-from engine.modeling.config import flag, integer, number, read_rope
 from engine.modeling.parallel import even, group_of
+from engine_kit.model_config import flag, integer, number, read_rope
+from engine_kit.rotary import make_rotary
 from engine_mixtral.card import experts
 
 
@@ -91,7 +92,7 @@ class Mixtral(Decoder):
         super().__init__(context)
         model = context.description
         eps = number(model.config, "rms_norm_eps", 1e-5)
-        rotary = Rotary(context, read_rope(model.config, model.kv_specs[0].head_size))
+        rotary = make_rotary(context, read_rope(model.config, model.kv_specs[0].head_size))
         self.embed = Embedding(context, model.vocab_size, model.hidden_size, "model.embed_tokens")
         self.layers = Stack(context, model.num_layers, lambda context, index: MixtralLayer(context, index, rotary, eps))
         self.norm = RMSNorm(context, model.hidden_size, eps, "model.norm")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.interfaces.model import ModelCard, ModelNeed
-from engine.modeling.config import describe_decoder, integer, read_rope, unsupported_rope
-from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
 from engine.types.model import ModelDescription
+from engine_kit.model_config import describe_decoder, integer, read_rope, unsupported_ranks, unsupported_rope
 
 
 def experts(config: dict[str, Any]) -> tuple[int, int]:
@@ -19,6 +18,7 @@ def experts(config: dict[str, Any]) -> tuple[int, int]:
 class MixtralCard(ModelCard):
     """MixtralForCausalLM (Jiang et al. 2024): a decoder whose feed-forward blocks are mixtures of experts."""
 
+    priority = 1  # before the driver of this architecture in engine-models
     framework = "torch"
     quantized = frozenset({"linear", "head"})
     captured_by = frozenset()  # each expert looks for its tokens, in plain torch

@@ -1,0 +1,1 @@
+"""KV connector `mooncake`: pages in a Mooncake Store."""

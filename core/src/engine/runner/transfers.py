@@ -1,0 +1,87 @@
+"""Transfers of KV pages by connectors: before a step's own work, between its layers, and behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from engine.interfaces.kv_connector import KVConnectorWorker
+from engine.interfaces.step import LayerListener, StepOutput, StepPart, StepView, TargetStep
+from engine.types.plan import StepPlan, StepResult
+
+
+class Transfers(StepPart, LayerListener):
+    """Hands each connector its section of the plan, and puts what it has to tell into the result.
+
+    Args:
+        connectors: by driver, bound to the pool before the first step.
+        layerwise: which of them are called before and after each layer.
+        sites: of each layer of this stage: whose keys and values it has.
+    """
+
+    def __init__(
+        self,
+        connectors: Mapping[str, KVConnectorWorker],
+        layerwise: frozenset[str] = frozenset(),
+        sites: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        self._connectors = connectors
+        self._layerwise = layerwise
+        self._sites = sites or {}
+        self._of_step: dict[str, KVConnectorWorker] = {}
+        self._by_layer: list[KVConnectorWorker] = []
+
+    def begin(self, plan: StepPlan) -> StepPlan:
+        """All pages are read before any is filled."""
+        sections = {name: content for name, content in (plan.sections or {}).items() if name in self._connectors}
+        self._of_step = {name: self._connectors[name] for name in sections}
+        for name, content in sections.items():
+            self._connectors[name].begin(plan.step_id, content or None)
+        for connector in self._of_step.values():
+            connector.load(plan.step_id)
+        self._by_layer = [connector for name, connector in self._of_step.items() if name in self._layerwise]
+        if self._by_layer and not self.hears(plan):
+            for layer in self._sites:
+                self.before(layer)
+        return plan
+
+    def listeners(self) -> Sequence[LayerListener]:
+        """Itself, where a connector goes layer by layer."""
+        return [self] if self._layerwise else []
+
+    def hears(self, plan: StepPlan) -> bool:
+        """Prompts: a step of decodes alone may be captured, and waits for all layers before it."""
+        return bool(self._by_layer) and plan.num_rows > plan.num_decodes
+
+    def before(self, layer: int, view: StepView | None = None) -> None:
+        """Its keys and values have to be there."""
+        for connector in self._by_layer:
+            for site in self._sites[layer]:
+                connector.before_layer(site)
+
+    def after(self, layer: int, view: StepView | None = None) -> None:
+        """Those of this step are."""
+        for connector in self._by_layer:
+            for site in self._sites[layer]:
+                connector.after_layer(site)
+
+    def launched(self, step: TargetStep) -> StepOutput | None:
+        """The news are taken when the result is."""
+        connectors, plan = self._of_step, step.plan
+        if self._by_layer and not self.hears(plan):
+            for layer in self._sites:
+                self.after(layer)
+        for connector in connectors.values():
+            connector.end(plan.step_id)
+
+        def put(result: StepResult, arrays: list[np.ndarray]) -> None:
+            news = {name: [told] for name, connector in connectors.items() if (told := connector.news()) is not None}
+            result.news = news or None
+
+        self._of_step = {}
+        return StepOutput((), put) if connectors else None
+
+    def steady(self) -> bool:
+        """Nothing is transferred."""
+        return not self._of_step

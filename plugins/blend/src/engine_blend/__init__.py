@@ -1,0 +1,1 @@
+"""CacheBlend (Yao et al., EuroSys 2025): keys and values of chunks that are no prefix are reused."""

@@ -1,0 +1,1 @@
+"""KV connectors: keys and values beyond one engine's pool."""

@@ -1,0 +1,1 @@
+"""KV connector `redis`: pages in a Redis server, for engines on several machines."""

@@ -1,0 +1,1 @@
+"""Connector `tcp`: keys and values from one engine to another, over the network."""

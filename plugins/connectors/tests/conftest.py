@@ -1,0 +1,6 @@
+"""Makes the store in memory, and the Redis server, importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,1 @@
+"""Drafters for Engine: they propose tokens, which the engine checks (point `drafter`)."""

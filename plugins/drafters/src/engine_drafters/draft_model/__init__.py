@@ -1,0 +1,1 @@
+"""Drafter `draft_model`: a smaller model of the same vocabulary."""

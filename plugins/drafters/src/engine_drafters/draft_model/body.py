@@ -1,0 +1,54 @@
+"""The body of drafter `draft_model` (Leviathan, Kalman, Matias 2023; Chen et al. 2023).
+
+The draft model computes what the target computes, step by step, so that it has keys and values of every token that the
+target has. Drafts are then made one by one, each from the one before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.interfaces.drafter import DraftBatch, DraftRows, Drafts, DraftSession
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+    from engine.interfaces.step import TargetStep
+    from engine.types.plan import NewSlot
+
+
+class DraftModelBody:
+    """Keeps nothing itself: tokens stand in the session's table, keys and values in the target's pages."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        assert context.platform is not None
+        self._platform = context.platform
+
+    def enter(self, new: NewSlot) -> None:
+        """Nothing is kept of a request."""
+
+    def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
+        """Nothing is kept."""
+
+    def observe(self, step: TargetStep, session: DraftSession) -> None:
+        """The draft model computes the step's tokens too, drafts included: what it has of wrong ones is written again
+        when their places are computed again."""
+        session.run_step(0, step)
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        """The first pass computes each row's last token, which the target computes in the step that begins."""
+        model, start = session.model(), rows.num_tokens - 1
+        host = np.array((rows.slot, start), np.int64)
+        last = torch.empty(host.shape, dtype=torch.int64, device=session.tokens.device)
+        self._platform.to_device(torch.from_numpy(host), last)
+        token = session.tokens[last[0], last[1]]
+        tokens, probs = [], []
+        for ahead in range(int(rows.num_drafts.max())):
+            hidden = session.run(0, DraftBatch(rows.slot, start + ahead, 1, token))
+            token, q = session.draw(model.logits(hidden), rows, ahead)
+            tokens.append(token)
+            if q is not None:
+                probs.append(q)
+        return Drafts(torch.stack(tokens, 1), None, torch.stack(probs, 1) if probs else None)

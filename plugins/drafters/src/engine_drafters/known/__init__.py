@@ -1,0 +1,1 @@
+"""Drafter `known`: answers that were recorded before, copied with mistakes."""

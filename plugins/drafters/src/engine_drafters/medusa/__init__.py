@@ -1,0 +1,1 @@
+"""Drafter `medusa`: heads that guess several tokens from one state."""

@@ -1,0 +1,1 @@
+"""Draft heads as models: EAGLE, EAGLE-3, Medusa."""

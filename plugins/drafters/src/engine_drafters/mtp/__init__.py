@@ -1,0 +1,1 @@
+"""Drafter `mtp`: the target's own layer for further tokens (multi-token prediction)."""

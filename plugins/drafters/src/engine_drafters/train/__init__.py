@@ -1,0 +1,1 @@
+"""Training what drafts for the bundled model. See `python -m engine_drafters.train --help`."""

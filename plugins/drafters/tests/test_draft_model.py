@@ -1,0 +1,96 @@
+"""Drafter `draft_model`: its suite, how its model is found, and what is said of one that cannot draft."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.settings import EngineConfig
+from engine.frontend.launch import Launch, launch
+from engine.types.errors import ConfigError, ModelNotFoundError, OptionsError, UnsupportedModelError
+from engine_sdk.conformance import DrafterConformance
+
+TARGET, DRAFT = "dummy:0.6B", "dummy:0.6B,layers=3"
+
+
+class TestDraftModel(DrafterConformance):
+    driver = "draft_model"
+    quick = r"^(?!test_what_is_accepted)"  # long, and of the engine; `mtp` has it too
+
+
+def launched(model: str = TARGET, draft: str | None = DRAFT, **settings: Any) -> Launch:
+    named = {} if draft is None else {"drafter.model": draft}
+    return launch(EngineConfig(model=model, drafter="draft_model", dtype="float32", **named, **settings))
+
+
+def test_its_layers_lie_behind_the_targets() -> None:
+    """In the same tables and blocks: a prefix is found by as many tokens as without it."""
+    start, alone = launched().start.worker, launch(EngineConfig(model=TARGET, dtype="float32")).start.worker
+    (draft,) = start.drafts
+    assert start.model == alone.model and draft.model.num_layers == 3 and draft.files.name == DRAFT
+    assert start.layout.tables == alone.layout.tables and start.layout.block_size == alone.layout.block_size
+    sites = [(group.model, site) for group in start.layout.groups for site in group.sites]
+    count = alone.model.num_layers
+    assert sites == [(0, i) for i in range(count)] + [(1, count + i) for i in range(3)]
+    assert all(group.page_format for group in start.layout.groups)
+    assert start.layout.page_bytes * count == alone.layout.page_bytes * (count + 3)
+    assert {choice.point for choice in draft.choices} == {"checkpoint", "model"}
+
+
+@pytest.mark.parametrize("ranks", [None, 1])
+def test_over_ranks_it_is_divided_or_whole(ranks: int | None) -> None:
+    settings = {} if ranks is None else {"drafter.tensor_parallel_size": ranks}
+    start = launched(tensor_parallel_size=2, **settings).start.worker
+    heads = {group.model: group.num_kv_heads for group in start.layout.groups}
+    assert heads[1] == (2 if ranks else 1) * heads[0] and start.drafts[0].parallel.tp == (ranks or 2)
+
+
+def test_what_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="no draft model is named, and none .* name a smaller model"):
+        launched(draft=None)
+    with pytest.raises(ModelNotFoundError, match="/no/where"):
+        launched(draft="/no/where")
+    with pytest.raises(OptionsError):
+        launched(**{"drafter.tensor_parallel_size": 3})
+    with pytest.raises(ConfigError, match="drafter=draft_model with pipeline_parallel_size=2"):
+        launched(pipeline_parallel_size=2)
+    with pytest.raises(UnsupportedModelError, match=r"\(draft model dummy:\S+ on 3 ranks\); .* does not divide over 3"):
+        launched("dummy:0.6B,heads=12,kv_heads=3", DRAFT, tensor_parallel_size=3)
+
+
+def test_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"has a vocabulary of 151,936 tokens, and the target one of 4,096"):
+        launched(model="tiny")
+
+
+def test_a_model_of_fewer_positions_is_refused(tmp_path: Path) -> None:
+    """But for requests that have no more."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({**launch(EngineConfig(model="tiny")).files.config, "max_position_embeddings": 512})
+    )
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"512 positions, and requests have up to 2,048 tokens \(--max-model-len\)"):
+        launched("tiny", str(tmp_path))
+    assert launched("tiny", str(tmp_path), max_model_len=512).start.worker.drafts
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"architectures": ["NobodysForCausalLM"]}, UnsupportedModelError, "NobodysForCausalLM"),
+        ({"architectures": ["LlamaModel"]}, ConfigError, "LlamaModel writes no text"),
+        ({"quantization_config": {"quant_method": "nobodys"}}, UnsupportedModelError, "stored as 'nobodys'"),
+        ({"head_dim": 7}, UnsupportedModelError, "7 of 7 elements of a head"),
+    ],
+    ids=["architecture", "pooling", "stored form", "heads"],
+)
+def test_a_model_that_cannot_draft(changed: dict[str, Any], error: type[Exception], match: str, tmp_path: Path) -> None:
+    """No weight is read: the file has none."""
+    config = {**launch(EngineConfig(model="tiny")).files.config, **changed}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(error, match=match):
+        launched("tiny", str(tmp_path))

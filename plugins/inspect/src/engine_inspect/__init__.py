@@ -1,0 +1,1 @@
+"""What is installed, what an engine would be started with, and why: `engine plugins`, `config`, `plugins why`."""

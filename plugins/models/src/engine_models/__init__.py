@@ -1,0 +1,1 @@
+"""Model drivers: the decoders that people run, beside the Llama family."""

@@ -1,0 +1,87 @@
+"""The table that drives the tests: a model more is a row more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BOTH_TYPES = ["sliding_attention", "full_attention"]
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.3, 1.7], "long_factor": [1.0, 2.0, 4.0],
+}  # fmt: skip
+PHIMOE_ROPE = {
+    "rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 64, "short_mscale": 1.2,
+    "long_mscale": 1.3, "short_factor": [1.0, 1.3, 1.7, 2.0], "long_factor": [1.0, 2.0, 4.0, 5.0],
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False,
+}  # fmt: skip
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.5,
+}  # fmt: skip
+
+DELTA = {
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 6, "linear_value_head_dim": 4,
+}  # fmt: skip
+
+TABLE: dict[str, dict[str, Any]] = {
+    "GemmaForCausalLM": {},
+    "Gemma2ForCausalLM": {"query_pre_attn_scalar": 10, "sliding_window": 5},
+    "Gemma3ForCausalLM": {"query_pre_attn_scalar": 10, "sliding_window": 5, "layer_types": BOTH_TYPES},
+    "PhiForCausalLM": {"qk_layernorm": True},
+    "Phi3ForCausalLM": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+    "PhimoeForCausalLM": {
+        "rope_parameters": PHIMOE_ROPE,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "router_jitter_noise": 0.2,
+    },
+    "Olmo2ForCausalLM": {"attention_bias": True},
+    "Olmo3ForCausalLM": {"sliding_window": 5, "layer_types": BOTH_TYPES},
+    "GraniteForCausalLM": {**MULTIPLIERS, "mlp_bias": True},
+    "GlmForCausalLM": {},
+    "Glm4ForCausalLM": {},
+    "Starcoder2ForCausalLM": {"sliding_window": 5},
+    "CohereForCausalLM": {},
+    "Cohere2ForCausalLM": {"sliding_window": 5, "layer_types": BOTH_TYPES},
+    "StableLmForCausalLM": {"use_qkv_bias": True},
+    "GPTNeoXForCausalLM": {},
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
+    "NemotronForCausalLM": {},
+    "MixtralForCausalLM": {"sliding_window": 5},
+    "OlmoeForCausalLM": {"norm_topk_prob": True},
+    "Qwen2MoeForCausalLM": {"mlp_only_layers": [0]},
+    "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
+    "GptOssForCausalLM": {
+        "sliding_window": 5,
+        "layer_types": BOTH_TYPES,
+        "rope_parameters": YARN,
+        "swiglu_limit": 0.7,
+    },
+    "GraniteMoeForCausalLM": MULTIPLIERS,
+    "Glm4MoeForCausalLM": {"use_qk_norm": True, "routed_scaling_factor": 1.5, "num_nextn_predict_layers": 0},
+    "DeepseekV2ForCausalLM": {"topk_method": "group_limited_greedy", "first_k_dense_replace": 1},
+    "DeepseekV3ForCausalLM": {"first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
+    "OPTForCausalLM": {},
+    "GPT2LMHeadModel": {},
+    "FalconForCausalLM": {"num_kv_heads": 2, "new_decoder_architecture": True},
+    "BloomForCausalLM": {},
+    "MptForCausalLM": {},
+    "Exaone4ForCausalLM": {"sliding_window": 5, "layer_types": BOTH_TYPES},
+    "SeedOssForCausalLM": {},
+}
+"""architecture -> what its small config has beside the suite's own."""
+
+WITHOUT_ORACLE: dict[str, dict[str, Any]] = {
+    "InternLM2ForCausalLM": {"bias": True},
+    "InternLM3ForCausalLM": {"qkv_bias": True, "bias": True},
+    "MiniCPMForCausalLM": {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 8},
+}
+"""The same of those that transformers has no class of: `test_llama_shaped.py` holds them against others that it has."""
+
+WITH_STATES: dict[str, dict[str, Any]] = {
+    "MambaForCausalLM": {"use_bias": True},
+    "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 4, "time_step_limit": [0.0, 1e6]},
+    "Qwen3NextForCausalLM": {**DELTA, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0]},
+}
+"""The same of those whose layers keep states: `test_greedy.py` drafts with them, and divides them, too."""

@@ -1,0 +1,25 @@
+"""Every model through the suite of engine-sdk, beside transformers: one row each."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
+
+from model_table import TABLE, WITH_STATES, WITHOUT_ORACLE
+
+from engine_sdk.conformance import ModelConformance
+
+QUICK = (
+    r"^(?!test_(card_is_light|dtypes|padding|weights_are_cast|a_missing_tensor|a_tensor_of_another_form"
+    r"|nothing_is_kept_between_calls"
+    r"|an_unexpected_tensor|the_order_of_tensors|spellings_of_the_config|variants_of_the_config|every_tensor_matters))"
+)
+"""What all models have from the same loader and layers is tried quickly with one of them, and with all by
+`make test-all`."""
+
+for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE}.items():
+    words = {"driver": architecture, "config": config}
+    words |= {} if architecture == "GemmaForCausalLM" else {"quick": QUICK}
+    words |= {} if architecture not in WITHOUT_ORACLE else {"oracle": None}
+    globals()[f"Test{architecture}"] = type(f"Test{architecture}", (ModelConformance,), words)

@@ -1,0 +1,1 @@
+"""Ops driver `moe`: who computes which token, and what comes of it."""

@@ -1,0 +1,82 @@
+"""The sizes of Mamba's mixers, and what they keep for a sequence: what a card needs to know of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from engine.types.model import KVSpec, StateTensor
+
+
+class Mamba1Form(NamedTuple):
+    """Sizes of a mixer of the first kind.
+
+    Args:
+        hidden_size: of what it reads and gives.
+        inner: channels.
+        state: elements of the state of one channel.
+        kernel: tokens that the convolution sees.
+        dt_rank: from so many elements each channel's step is made.
+        bias: of the projections; conv_bias: of the convolution.
+    """
+
+    hidden_size: int
+    inner: int
+    state: int
+    kernel: int
+    dt_rank: int
+    bias: bool
+    conv_bias: bool
+
+    def spec(self, dtype: str, **more: Any) -> KVSpec:
+        """What a layer keeps; dtype: of the scan's state, see `StateTensor`."""
+        states = (
+            StateTensor(name="conv", shape=(self.inner, self.kernel - 1), dtype="model", divided_dim=0),
+            StateTensor(name="ssm", shape=(self.inner, self.state), dtype=dtype, divided_dim=0),
+        )
+        return KVSpec(kind="state", num_kv_heads=0, head_size=0, states=states, **more)
+
+
+class Mamba2Form(NamedTuple):
+    """Sizes of a mixer of the second kind.
+
+    Args:
+        hidden_size, state, kernel, bias, conv_bias: as in `Mamba1Form`.
+        heads, head_size: its channels.
+        groups: so many heads follow one another that share their inputs and outputs of states.
+        eps: of the norm behind the scan.
+        dt_limit: between which steps are held.
+    """
+
+    hidden_size: int
+    heads: int
+    head_size: int
+    groups: int
+    state: int
+    kernel: int
+    eps: float
+    dt_limit: tuple[float, float]
+    bias: bool
+    conv_bias: bool
+
+    @property
+    def inner(self) -> int:
+        """Channels."""
+        return self.heads * self.head_size
+
+    def spec(self, dtype: str, **more: Any) -> KVSpec:
+        """What a layer keeps; dtype: of the scan's state, see `StateTensor`."""
+        past, divided = self.kernel - 1, None if self.groups == 1 else 0
+        of_group = (self.groups * self.state, past)
+        states = (
+            StateTensor(name="conv_x", shape=(self.inner, past), dtype="model", divided_dim=0),
+            StateTensor(name="conv_b", shape=of_group, dtype="model", divided_dim=divided),
+            StateTensor(name="conv_c", shape=of_group, dtype="model", divided_dim=divided),
+            StateTensor(name="ssm", shape=(self.heads, self.head_size, self.state), dtype=dtype, divided_dim=0),
+        )
+        return KVSpec(kind="state", num_kv_heads=0, head_size=0, states=states, **more)
+
+    def unsupported_ranks(self, ranks: int) -> list[str]:
+        """Why it cannot be divided over so many ranks."""
+        if self.heads % ranks == 0 and (self.groups == 1 or self.groups % ranks == 0):
+            return []
+        return [f"{self.heads} heads in {self.groups} groups cannot be divided over {ranks} ranks"]

@@ -1,0 +1,157 @@
+"""Mamba's mixers, in the place that attention has in other models.
+
+Over several ranks each holds some channels, in Mamba-2 whole heads and their groups; a single group is on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.interfaces.model import ModelContext, StateSite
+from engine.modeling import ColumnParallelLinear, Linear, MergedColumnLinear, Module, Param, RowParallelLinear
+from engine.modeling.parallel import even, group_of
+from engine.types.parallel import Shard
+from engine_states.forms import Mamba1Form, Mamba2Form
+
+
+class Tensor(Module):
+    """One of the checkpoint's tensors.
+
+    Args:
+        name: the checkpoint's. shape: there.
+        shards: what this rank keeps along its first dimension, one after the other.
+        wide: kept in float32 at least; else in the model's dtype.
+    """
+
+    def __init__(
+        self, context: ModelContext, name: str, shape: tuple[int, ...], shards: tuple[Shard, ...], wide: bool = True
+    ) -> None:
+        self._dtype = torch.promote_types(context.dtype, torch.float32) if wide else context.dtype
+        self._device = context.device
+        starts = [sum(shard.total for shard in shards[:i]) for i in range(len(shards))]
+        pieces = tuple(
+            (slice(start + shard.start, start + shard.start + shard.length),)
+            for start, shard in zip(starts, shards, strict=True)
+        )
+        self._param = Param(name, shape, self, pieces=pieces)
+        self.tensor = torch.empty(0)
+
+    def params(self) -> list[Param]:
+        """The tensor."""
+        return [self._param]
+
+    def load(self, param: Param, tensor: torch.Tensor) -> None:
+        """Copy it."""
+        self.tensor = tensor.to(self._device, self._dtype, copy=True)
+
+    def own_bytes(self, itemsize: int) -> int:
+        """In its own dtype."""
+        return self.num_elements() * self._dtype.itemsize
+
+
+class Conv(Module):
+    """A convolution over the last tokens of each channel, with silu behind. shards: the channels of this rank."""
+
+    def __init__(
+        self, context: ModelContext, channels: int, kernel: int, shards: tuple[Shard, ...], bias: bool, name: str
+    ) -> None:
+        self._ops: Any = context.ops
+        self.weight = Tensor(context, f"{name}.weight", (channels, 1, kernel), shards, wide=False)
+        self.bias = Tensor(context, f"{name}.bias", (channels,), shards, wide=False) if bias else None
+
+    def __call__(self, x: torch.Tensor, site: StateSite, *names: str) -> torch.Tensor:
+        """x [T, C] -> [T, C]. names: of the states, whose channels follow one another."""
+        loaded = [site.load(name) for name in names]
+        weight, bias = self.weight.tensor.squeeze(1), None if self.bias is None else self.bias.tensor
+        before = loaded[0] if len(loaded) == 1 else torch.cat(loaded, dim=1)
+        y, after = self._ops.causal_conv(x, weight, bias, before, site.batch)
+        for name, states in zip(names, after.split([states.shape[1] for states in loaded], dim=1), strict=True):
+            site.save(name, states)
+        out: torch.Tensor = y
+        return out
+
+
+class Mamba1Mixer(Module):
+    """Mamba (Gu, Dao 2023): x [T, hidden_size] -> the same.
+
+    Args:
+        index: of the layer.
+        name: the checkpoint's, e.g. "backbone.layers.0.mixer".
+    """
+
+    def __init__(self, context: ModelContext, index: int, form: Mamba1Form, name: str) -> None:
+        assert context.state is not None
+        self._ops: Any = context.ops
+        self.form = form
+        self.site = context.state(index)
+        size, inner, bias = form.hidden_size, form.inner, form.bias
+        rows = even(inner, context, f"the channels of {name}")
+        self.inner = rows.length
+        self.in_proj = MergedColumnLinear(context, size, [inner, inner], [f"{name}.in_proj"], bias)
+        self.conv = Conv(context, inner, form.kernel, (rows,), form.conv_bias, f"{name}.conv1d")
+        self.x_proj = RowParallelLinear(context, inner, form.dt_rank + 2 * form.state, f"{name}.x_proj")
+        self.dt_proj = ColumnParallelLinear(context, form.dt_rank, inner, f"{name}.dt_proj", bias=True)
+        self.a_log = Tensor(context, f"{name}.A_log", (inner, form.state), (rows,))
+        self.d = Tensor(context, f"{name}.D", (inner,), (rows,))
+        self.out_proj = RowParallelLinear(context, inner, size, f"{name}.out_proj", bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]."""
+        form, site, ops = self.form, self.site, self._ops
+        x, gate = self.in_proj(x).split(self.inner, dim=-1)
+        x = self.conv(x, site, "conv")
+        dt, b, c = self.x_proj(x).split([form.dt_rank, form.state, form.state], dim=-1)
+        a = ops.negative_exp(self.a_log.tensor)
+        dt = self.dt_proj(dt.contiguous())
+        y, after = ops.selective_scan(x, dt, a, b, c, self.d.tensor, gate, site.load("ssm"), site.batch)
+        site.save("ssm", after)
+        return self.out_proj(y)
+
+
+class Mamba2Mixer(Module):
+    """Mamba-2 (Dao, Gu 2024): x [T, hidden_size] -> the same. Args as `Mamba1Mixer`."""
+
+    def __init__(self, context: ModelContext, index: int, form: Mamba2Form, name: str) -> None:
+        assert context.state is not None
+        self._ops: Any = context.ops
+        self.form = form
+        self.site = context.state(index)
+        heads = even(form.heads, context, f"the heads of {name}")
+        channels, shared = heads.of_units(form.head_size), form.groups * form.state
+        of_group = Shard.of(shared) if form.groups == 1 else even(shared, context, f"the groups of {name}")
+        mixed = (channels, of_group, of_group)
+        self._mixed, self._heads = [shard.length for shard in mixed], heads.length
+        self.in_proj = Linear(
+            context, form.hidden_size, [channels, *mixed, heads], [f"{name}.in_proj"], form.bias, kind="linear"
+        )
+        self.conv = Conv(context, form.inner + 2 * shared, form.kernel, mixed, form.conv_bias, f"{name}.conv1d")
+        self.dt_bias = Tensor(context, f"{name}.dt_bias", (form.heads,), (heads,))
+        self.a_log = Tensor(context, f"{name}.A_log", (form.heads,), (heads,))
+        self.d = Tensor(context, f"{name}.D", (form.heads,), (heads,))
+        self.norm = Tensor(context, f"{name}.norm.weight", (form.inner,), (channels,), wide=False)
+        self._ranks = group_of(context) if form.groups == 1 else None
+        self.out_proj = RowParallelLinear(context, form.inner, form.hidden_size, f"{name}.out_proj", form.bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]."""
+        form, site, ops = self.form, self.site, self._ops
+        width = sum(self._mixed)
+        gate, mixed, dt = self.in_proj(x).split([self._mixed[0], width, self._heads], dim=-1)
+        x, b, c = self.conv(mixed, site, "conv_x", "conv_b", "conv_c").split(self._mixed, dim=-1)
+        y, after = ops.ssd(
+            x.unflatten(-1, (self._heads, form.head_size)),
+            dt,
+            ops.negative_exp(self.a_log.tensor),
+            b.unflatten(-1, (-1, form.state)),
+            c.unflatten(-1, (-1, form.state)),
+            self.d.tensor,
+            self.dt_bias.tensor,
+            form.dt_limit,
+            site.load("ssm"),
+            site.batch,
+        )
+        site.save("ssm", after)
+        size = form.inner // form.groups
+        return self.out_proj(ops.gated_norm(y.flatten(1), gate, self.norm.tensor, form.eps, size, self._ranks))

@@ -1,0 +1,1 @@
+"""Ops driver `states`: from the states before a step's rows to those behind them."""
