@@ -46,12 +46,12 @@ class ToyOptions(BaseModel):
 
 
 class Section(msgspec.Struct, kw_only=True):
-    """Pages to save, to fill now, to fill by and by for a request, and requests that are over."""
+    """Pages to save, to fill now, of earlier loads those whose requests are over, and pages to fill by and by."""
 
     save: list[tuple[bytes, int]] = []
     fill: list[tuple[bytes, int]] = []
-    bring: dict[str, list[tuple[bytes, int]]] = {}
     drop: list[str] = []
+    bring: dict[str, list[tuple[bytes, int]]] = {}
 
 
 class News(msgspec.Struct, kw_only=True):
@@ -143,7 +143,9 @@ class ToyScheduler(KVConnectorScheduler):
     def aborted(self, request_id: str) -> None:
         self.found.pop(request_id, None)
         self.held.discard(request_id)
-        if request_id in self.loading:
+        if request_id in self.section.bring:
+            self.section.bring[request_id] = []
+        elif request_id in self.loading:
             self.section.drop.append(request_id)
 
     def plan_section(self) -> bytes | None:
@@ -186,12 +188,11 @@ class ToyWorker(KVConnectorWorker):
             self.shelf.pages[self.rank, key] = self.pool[page].clone()
             self.shelf.keys.add(key)
         for request_id in given.drop:
-            self.pending.pop(request_id, None)
-            self.told.loaded.append(request_id)
+            if request_id in self.pending:  # and has not ended meanwhile
+                self.pending[request_id] = []
         for request_id, moves in given.bring.items():
-            if request_id not in given.drop:
-                self.pending[request_id] = [*moves, *[(b"", 0)] * self.rng.randint(0, self.options.delay)]
-                self.rng.shuffle(self.pending[request_id])
+            self.pending[request_id] = [*moves, *[(b"", 0)] * self.rng.randint(0, self.options.delay)]
+            self.rng.shuffle(self.pending[request_id])
         self.fill = given.fill
 
     def load(self, step_id: int) -> None:
