@@ -24,6 +24,10 @@ DELTA = {
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 6, "linear_value_head_dim": 4,
 }  # fmt: skip
 
+MAMBA2 = {
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 4, "mamba_d_state": 4, "time_step_limit": [0.0, 1e6],
+}  # fmt: skip
+
 TABLE: dict[str, dict[str, Any]] = {
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 10, "sliding_window": 5},
@@ -82,6 +86,7 @@ WITHOUT_ORACLE: dict[str, dict[str, Any]] = {
 WITH_STATES: dict[str, dict[str, Any]] = {
     "MambaForCausalLM": {"use_bias": True},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 4, "time_step_limit": [0.0, 1e6]},
+    "BambaForCausalLM": {**MAMBA2, "attn_layer_indices": [1]},
     "Qwen3NextForCausalLM": {**DELTA, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0]},
 }
 """The same of those whose layers keep states: `test_greedy.py` drafts with them, and divides them, too."""

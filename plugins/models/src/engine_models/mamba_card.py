@@ -112,7 +112,7 @@ class Mamba2(MambaCard):
             state=integer(config, "state_size", 128),
             kernel=integer(config, "conv_kernel", 4, low=2),
             eps=number(config, "layer_norm_epsilon", 1e-5),
-            dt_limit=_bounds(config, "time_step_limit"),
+            dt_limit=bounds(config, "time_step_limit"),
             bias=flag(config, "use_bias", False),
             conv_bias=flag(config, "use_conv_bias", True),
         )
@@ -127,7 +127,7 @@ class Mamba2(MambaCard):
         return form.unsupported_ranks(ranks)
 
 
-def _bounds(config: Mapping[str, Any], key: str) -> tuple[float, float]:
+def bounds(config: Mapping[str, Any], key: str) -> tuple[float, float]:
     """Two numbers, as transformers writes them: infinity is {"__float__": "Infinity"}."""
     given = config.get(key) or (0.0, "inf")
     try:

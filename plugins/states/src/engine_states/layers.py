@@ -97,8 +97,9 @@ class Mamba1Mixer(Module):
         self.d = Tensor(context, f"{name}.D", (inner,), (rows,))
         self.out_proj = RowParallelLinear(context, inner, size, f"{name}.out_proj", bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]. positions: what attention reads, and nothing here."""
+        del positions
         form, site, ops = self.form, self.site, self._ops
         x, gate = self.in_proj(x).split(self.inner, dim=-1)
         x = self.conv(x, site, "conv")
@@ -134,8 +135,9 @@ class Mamba2Mixer(Module):
         self._ranks = group_of(context) if form.groups == 1 else None
         self.out_proj = RowParallelLinear(context, form.inner, form.hidden_size, f"{name}.out_proj", form.bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]. positions: what attention reads, and nothing here."""
+        del positions
         form, site, ops = self.form, self.site, self._ops
         width = sum(self._mixed)
         gate, mixed, dt = self.in_proj(x).split([self._mixed[0], width, self._heads], dim=-1)
