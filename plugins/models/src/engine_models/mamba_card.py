@@ -31,7 +31,7 @@ class MambaCard(ModelCard):
         def __new__(cls) -> Self: ...
 
     @classmethod
-    def form(cls, config: Mapping[str, Any]) -> Any:
+    def form(cls, config: Mapping[str, Any]) -> Mamba1Form | Mamba2Form:
         """Of every mixer. Raises CheckpointError where a key is missing or makes no sense."""
         raise NotImplementedError
 
@@ -61,15 +61,10 @@ class MambaCard(ModelCard):
         if config.get("hidden_act", "silu") not in ("silu", "swish"):
             reasons.append(f"hidden_act {config['hidden_act']!r} is not silu")
         try:
-            reasons += cls.unsupported_ranks(cls.form(config), need.parallel.tp)
+            reasons += cls.form(config).unsupported_ranks(need.parallel.tp)
         except EngineError as error:
             reasons.append(str(error))
         return reasons
-
-    @classmethod
-    def unsupported_ranks(cls, form: Any, ranks: int) -> list[str]:
-        """Why the mixers cannot be divided."""
-        return []
 
 
 class Mamba(MambaCard):
@@ -90,10 +85,6 @@ class Mamba(MambaCard):
             bias=flag(config, "use_bias", False),
             conv_bias=flag(config, "use_conv_bias", True),
         )
-
-    @classmethod
-    def unsupported_ranks(cls, form: Mamba1Form, ranks: int) -> list[str]:
-        return [f"{form.inner} channels cannot be divided over {ranks} ranks"] if form.inner % ranks else []
 
 
 class Mamba2(MambaCard):
@@ -121,10 +112,6 @@ class Mamba2(MambaCard):
             found = f"{heads} in n_groups = {form.groups} groups are not expand * hidden_size"
             raise bad_key(config, "num_heads", found)
         return form
-
-    @classmethod
-    def unsupported_ranks(cls, form: Mamba2Form, ranks: int) -> list[str]:
-        return form.unsupported_ranks(ranks)
 
 
 def bounds(config: Mapping[str, Any], key: str) -> tuple[float, float]:

@@ -35,6 +35,10 @@ class Mamba1Form(NamedTuple):
         )
         return KVSpec(kind="state", num_kv_heads=0, head_size=0, states=states, **more)
 
+    def unsupported_ranks(self, ranks: int) -> list[str]:
+        """Why it cannot be divided over so many ranks."""
+        return [f"{self.inner} channels cannot be divided over {ranks} ranks"] if self.inner % ranks else []
+
 
 class Mamba2Form(NamedTuple):
     """Sizes of a mixer of the second kind.
