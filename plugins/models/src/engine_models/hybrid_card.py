@@ -80,3 +80,13 @@ def mamba2_form(config: Mapping[str, Any], inner: int, bias: str = "mamba_proj_b
         bias=flag(config, bias, False),
         conv_bias=flag(config, "mamba_conv_bias", True),
     )
+
+
+def factors(config: Mapping[str, Any], key: str, count: int) -> tuple[float, ...]:
+    """So many numbers above 0; all 1 where the key is missing or null. Raises CheckpointError."""
+    given = config.get(key)
+    if given is None:
+        return (1.0,) * count
+    if not isinstance(given, (list, tuple)) or len(given) != count:
+        raise bad_key(config, key, f"{given!r} are not {count} numbers")
+    return tuple(number({**config, key: one}, key) for one in given)
