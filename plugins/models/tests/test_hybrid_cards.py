@@ -12,6 +12,7 @@ from engine_models.bamba_card import Bamba
 from engine_models.falcon_h1_card import FalconH1
 from engine_models.hybrid_card import HybridCard
 from engine_models.jamba_card import Jamba
+from engine_models.zamba2_card import Zamba2
 
 BAMBA: dict[str, Any] = {
     "architectures": ["BambaForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 128256, "hidden_size": 4096,
@@ -41,10 +42,21 @@ JAMBA: dict[str, Any] = {
 }  # fmt: skip
 """Of Jamba v0.1."""
 
+ZAMBA2: dict[str, Any] = {
+    "architectures": ["Zamba2ForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 32000, "hidden_size": 2560,
+    "num_hidden_layers": 54, "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 10240,
+    "hidden_act": "gelu", "max_position_embeddings": 4096, "mamba_d_state": 64, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_ngroups": 1, "n_mamba_heads": 80, "mamba_headdim": 64, "attention_head_dim": 160, "num_mem_blocks": 2,
+    "attention_hidden_size": 5120, "adapter_rank": 128, "use_shared_attention_adapter": False, "use_mem_rope": True,
+    "layers_block_type": ["hybrid" if index in {6, 12, 18, 24, 30, 36, 42, 47, 51} else "mamba" for index in range(54)],
+}  # fmt: skip
+"""Of Zamba2-2.7B."""
+
 CARDS: dict[str, type[HybridCard]] = {
     "BambaForCausalLM": Bamba,
     "FalconH1ForCausalLM": FalconH1,
     "JambaForCausalLM": Jamba,
+    "Zamba2ForCausalLM": Zamba2,
 }
 
 
@@ -84,6 +96,14 @@ def test_jamba() -> None:
     assert not any(Jamba.sparse({**JAMBA, "num_experts": 1})) and reasons({**JAMBA, "num_experts": 1}) == []
 
 
+def test_zamba2() -> None:
+    """Two blocks take turns."""
+    model = Zamba2.describe(ZAMBA2)
+    assert len(model.sites) == 54 + 9 and {site.head_size for site in model.sites if site.kind == "full"} == {160}
+    assert list(Zamba2.uses(ZAMBA2).items())[:4] == [(6, (6, 0)), (12, (12, 1)), (18, (6, 2)), (24, (12, 3))]
+    assert reasons(ZAMBA2) == reasons(ZAMBA2, 8) == []
+
+
 @pytest.mark.parametrize(
     ("config", "changed", "said"),
     [
@@ -98,6 +118,14 @@ def test_jamba() -> None:
         (JAMBA, {"expert_layer_offset": 2}, "expert_layer_offset"),
         (JAMBA, {"num_experts_per_tok": 17}, "17 of 16 experts"),
         (JAMBA, {"mamba_dt_rank": "big"}, "mamba_dt_rank"),
+        (ZAMBA2, {"layers_block_type": ["hybrid"]}, "layers_block_type"),
+        (ZAMBA2, {"layers_block_type": ["moe"] * 54}, "'moe' is neither"),
+        (ZAMBA2, {"use_long_context": True}, "use_long_context"),
+        (ZAMBA2, {"n_mamba_heads": 79}, "n_mamba_heads"),
+        (ZAMBA2, {"mamba_ngroups": 3}, "mamba_ngroups"),
+        (ZAMBA2, {"attention_hidden_size": 2560}, "attention_hidden_size"),
+        (ZAMBA2, {"use_shared_attention_adapter": True, "num_key_value_heads": 8}, "num_key_value_heads"),
+        (ZAMBA2, {"use_shared_attention_adapter": True, "attention_head_dim": 80}, "5120 elements"),
         (FALCON_H1, {"mamba_d_ssm": 1000}, "mamba_n_heads"),
         (FALCON_H1, {"ssm_multipliers": [1.0]}, "ssm_multipliers"),
         (FALCON_H1, {"mlp_multipliers": [1.0, "half"]}, "mlp_multipliers"),
