@@ -71,6 +71,7 @@ class StepStats(msgspec.Struct, kw_only=True):
         num_tokens: computed in this step (prompt and output).
         pages_used, pages_total: of the KV cache; a page that only the prefix cache holds is not used.
         prefix_queries, prefix_hits: prompt tokens looked up, and found, since start.
+        reused_tokens: of `prefix_queries`, those behind what was found that were cached elsewhere (`ReusingEvictor`).
         num_preemptions: since start.
         prompt_tokens: of requests that got their first token, since start; cached ones count.
         generation_tokens: accepted since start.
@@ -99,6 +100,7 @@ class StepStats(msgspec.Struct, kw_only=True):
     pages_total: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    reused_tokens: int = 0
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
