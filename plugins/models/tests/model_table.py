@@ -24,6 +24,16 @@ DELTA = {
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 6, "linear_value_head_dim": 4,
 }  # fmt: skip
 
+MAMBA2 = {
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 4, "mamba_d_state": 4, "time_step_limit": [0.0, 1e6],
+}  # fmt: skip
+
+FALCON_H1 = {
+    "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.9,
+    "mlp_multipliers": [1.4, 0.6], "ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 1.1],
+}  # fmt: skip
+
 TABLE: dict[str, dict[str, Any]] = {
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 10, "sliding_window": 5},
@@ -82,6 +92,8 @@ WITHOUT_ORACLE: dict[str, dict[str, Any]] = {
 WITH_STATES: dict[str, dict[str, Any]] = {
     "MambaForCausalLM": {"use_bias": True},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 4, "time_step_limit": [0.0, 1e6]},
+    "BambaForCausalLM": {**MAMBA2, "attn_layer_indices": [1]},
+    "FalconH1ForCausalLM": {**MAMBA2, **FALCON_H1, "mamba_d_ssm": 64, "mamba_rms_norm": True},
     "Qwen3NextForCausalLM": {**DELTA, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0]},
 }
 """The same of those whose layers keep states: `test_greedy.py` drafts with them, and divides them, too."""

@@ -113,3 +113,10 @@ def test_gated_norm(ops: StateOpsBody) -> None:
     parts = (x * F.silu(gate)).view(7, 3, 4)
     expected = (parts / (parts.square().mean(-1, keepdim=True) + 1e-3).sqrt()).view(7, CHANNELS) * weight
     torch.testing.assert_close(ops.gated_norm(x, gate, weight, 1e-3, 4), expected)
+
+
+def test_gated_norm_with_the_gate_behind_it(ops: StateOpsBody) -> None:
+    x, gate, weight = (torch.randn(*shape, dtype=torch.float64) for shape in ((5, 8), (5, 8), (8,)))
+    normed = F.rms_norm(x.unflatten(-1, (2, 4)), (4,), eps=1e-3).flatten(-2)
+    found = ops.gated_norm(x, gate, weight, 1e-3, 4, gate_last=True)
+    torch.testing.assert_close(found, normed * weight * F.silu(gate))

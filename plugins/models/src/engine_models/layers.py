@@ -28,6 +28,8 @@ from engine.modeling.parallel import even, group_of, kv_heads
 from engine_kit.encoder_layers import Table
 
 Block = Callable[[torch.Tensor], torch.Tensor]
+Mixing = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Attention, or a mixer in its place: of hidden states [T, hidden_size] and positions int64 [T] -> [T, hidden_size]."""
 
 
 class PreNormLayer(Module):
@@ -38,7 +40,7 @@ class PreNormLayer(Module):
         self,
         context: ModelContext,
         attention_norm: Norm,
-        attention: Attention,
+        attention: Mixing,
         mlp_norm: Norm,
         mlp: Block,
         scale: float = 1.0,
@@ -285,7 +287,7 @@ def self_attention(context: ModelContext, index: int, rotary: Rotary | None, nam
         more: further arguments of `Attention`.
     """
     model = context.description
-    spec = model.kv_specs[index]
+    spec = next(site for site in model.sites if site.layer == index and site.kind != "state")
     return Attention(
         context,
         index,

@@ -31,7 +31,7 @@ class MambaCard(ModelCard):
         def __new__(cls) -> Self: ...
 
     @classmethod
-    def form(cls, config: Mapping[str, Any]) -> Any:
+    def form(cls, config: Mapping[str, Any]) -> Mamba1Form | Mamba2Form:
         """Of every mixer. Raises CheckpointError where a key is missing or makes no sense."""
         raise NotImplementedError
 
@@ -61,15 +61,10 @@ class MambaCard(ModelCard):
         if config.get("hidden_act", "silu") not in ("silu", "swish"):
             reasons.append(f"hidden_act {config['hidden_act']!r} is not silu")
         try:
-            reasons += cls.unsupported_ranks(cls.form(config), need.parallel.tp)
+            reasons += cls.form(config).unsupported_ranks(need.parallel.tp)
         except EngineError as error:
             reasons.append(str(error))
         return reasons
-
-    @classmethod
-    def unsupported_ranks(cls, form: Any, ranks: int) -> list[str]:
-        """Why the mixers cannot be divided."""
-        return []
 
 
 class Mamba(MambaCard):
@@ -91,10 +86,6 @@ class Mamba(MambaCard):
             conv_bias=flag(config, "use_conv_bias", True),
         )
 
-    @classmethod
-    def unsupported_ranks(cls, form: Mamba1Form, ranks: int) -> list[str]:
-        return [f"{form.inner} channels cannot be divided over {ranks} ranks"] if form.inner % ranks else []
-
 
 class Mamba2(MambaCard):
     """Mamba2ForCausalLM (Dao, Gu 2024)."""
@@ -112,7 +103,7 @@ class Mamba2(MambaCard):
             state=integer(config, "state_size", 128),
             kernel=integer(config, "conv_kernel", 4, low=2),
             eps=number(config, "layer_norm_epsilon", 1e-5),
-            dt_limit=_bounds(config, "time_step_limit"),
+            dt_limit=bounds(config, "time_step_limit"),
             bias=flag(config, "use_bias", False),
             conv_bias=flag(config, "use_conv_bias", True),
         )
@@ -122,12 +113,8 @@ class Mamba2(MambaCard):
             raise bad_key(config, "num_heads", found)
         return form
 
-    @classmethod
-    def unsupported_ranks(cls, form: Mamba2Form, ranks: int) -> list[str]:
-        return form.unsupported_ranks(ranks)
 
-
-def _bounds(config: Mapping[str, Any], key: str) -> tuple[float, float]:
+def bounds(config: Mapping[str, Any], key: str) -> tuple[float, float]:
     """Two numbers, as transformers writes them: infinity is {"__float__": "Infinity"}."""
     given = config.get(key) or (0.0, "inf")
     try:

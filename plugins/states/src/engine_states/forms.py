@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from engine.types.model import KVSpec, StateTensor
 
@@ -35,16 +35,23 @@ class Mamba1Form(NamedTuple):
         )
         return KVSpec(kind="state", num_kv_heads=0, head_size=0, states=states, **more)
 
+    def unsupported_ranks(self, ranks: int) -> list[str]:
+        """Why it cannot be divided over so many ranks."""
+        return [f"{self.inner} channels cannot be divided over {ranks} ranks"] if self.inner % ranks else []
+
 
 class Mamba2Form(NamedTuple):
     """Sizes of a mixer of the second kind.
 
     Args:
-        hidden_size, state, kernel, bias, conv_bias: as in `Mamba1Form`.
+        hidden_size, state, kernel, conv_bias: as in `Mamba1Form`.
         heads, head_size: its channels.
         groups: so many heads follow one another that share their inputs and outputs of states.
         eps: of the norm behind the scan.
         dt_limit: between which steps are held.
+        bias: of the first projection, and of the last where `out_bias` says nothing else.
+        norm: of what the scan gives, before it is multiplied by silu(gate), or behind that; "none": there is none.
+        factors: by which the gate, the scan's input, B, C and the steps are multiplied; empty for nothing.
     """
 
     hidden_size: int
@@ -57,6 +64,9 @@ class Mamba2Form(NamedTuple):
     dt_limit: tuple[float, float]
     bias: bool
     conv_bias: bool
+    out_bias: bool | None = None
+    norm: Literal["behind_gate", "before_gate", "none"] = "behind_gate"
+    factors: tuple[float, ...] = ()
 
     @property
     def inner(self) -> int:

@@ -97,8 +97,9 @@ class Mamba1Mixer(Module):
         self.d = Tensor(context, f"{name}.D", (inner,), (rows,))
         self.out_proj = RowParallelLinear(context, inner, size, f"{name}.out_proj", bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]. positions: what attention reads, and nothing here."""
+        del positions
         form, site, ops = self.form, self.site, self._ops
         x, gate = self.in_proj(x).split(self.inner, dim=-1)
         x = self.conv(x, site, "conv")
@@ -130,15 +131,18 @@ class Mamba2Mixer(Module):
         self.dt_bias = Tensor(context, f"{name}.dt_bias", (form.heads,), (heads,))
         self.a_log = Tensor(context, f"{name}.A_log", (form.heads,), (heads,))
         self.d = Tensor(context, f"{name}.D", (form.heads,), (heads,))
-        self.norm = Tensor(context, f"{name}.norm.weight", (form.inner,), (channels,), wide=False)
+        self.norm: Tensor | None = None
+        if form.norm != "none":
+            self.norm = Tensor(context, f"{name}.norm.weight", (form.inner,), (channels,), wide=False)
         self._ranks = group_of(context) if form.groups == 1 else None
-        self.out_proj = RowParallelLinear(context, form.inner, form.hidden_size, f"{name}.out_proj", form.bias)
+        bias = form.bias if form.out_bias is None else form.out_bias
+        self.out_proj = RowParallelLinear(context, form.inner, form.hidden_size, f"{name}.out_proj", bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden_size] -> [T, hidden_size]."""
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]. positions: what attention reads, and nothing here."""
+        del positions
         form, site, ops = self.form, self.site, self._ops
-        width = sum(self._mixed)
-        gate, mixed, dt = self.in_proj(x).split([self._mixed[0], width, self._heads], dim=-1)
+        gate, mixed, dt = self._projected(x)
         x, b, c = self.conv(mixed, site, "conv_x", "conv_b", "conv_c").split(self._mixed, dim=-1)
         y, after = ops.ssd(
             x.unflatten(-1, (self._heads, form.head_size)),
@@ -153,5 +157,22 @@ class Mamba2Mixer(Module):
             site.batch,
         )
         site.save("ssm", after)
-        size = form.inner // form.groups
-        return self.out_proj(ops.gated_norm(y.flatten(1), gate, self.norm.tensor, form.eps, size, self._ranks))
+        return self.out_proj(self._gated(y.flatten(1), gate))
+
+    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [T, hidden_size] -> the gate, what the convolution reads, and the steps."""
+        projected = self.in_proj(x)
+        if self.form.factors:
+            parts = projected.split([self._mixed[0], *self._mixed, self._heads], dim=-1)
+            gate, *mixed, dt = (self._ops.scale(part, by) for part, by in zip(parts, self.form.factors, strict=True))
+            return gate, torch.cat(mixed, dim=-1), dt
+        gate, both, dt = projected.split([self._mixed[0], sum(self._mixed), self._heads], dim=-1)
+        return gate, both, dt
+
+    def _gated(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """y and gate [T, channels] -> the same."""
+        form, ops = self.form, self._ops
+        if self.norm is None:
+            return ops.silu_mul(torch.cat((gate, y), dim=-1))
+        size, last = form.inner // form.groups, form.norm == "before_gate"
+        return ops.gated_norm(y, gate, self.norm.tensor, form.eps, size, self._ranks, gate_last=last)

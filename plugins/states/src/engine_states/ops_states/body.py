@@ -221,18 +221,22 @@ class StateOpsBody:
         eps: float,
         size: int,
         ranks: Group | None = None,
+        gate_last: bool = False,
     ) -> torch.Tensor:
         """x * silu(gate), of which each `size` elements are divided by the root of their squares' mean, times weight.
 
         x and gate [T, C], weight [C]. ranks: over which each `size` elements are divided; None: this rank has them all.
+        gate_last: x alone is normed, and then multiplied by silu(gate).
         """
         wide = torch.promote_types(x.dtype, torch.float32)
-        gated = x.to(wide) * F.silu(gate.to(wide))
+        gates = F.silu(gate.to(wide))
+        gated = x.to(wide) if gate_last else x.to(wide) * gates
         groups = gated.unflatten(-1, (-1, size if ranks is None else gated.shape[-1]))
         squares = groups.square().sum(-1, keepdim=True)
         if ranks is not None:
             squares = ranks.all_reduce(squares)
-        return (groups * torch.rsqrt(squares / size + eps)).flatten(-2).to(x.dtype) * weight
+        normed = (groups * torch.rsqrt(squares / size + eps)).flatten(-2)
+        return (normed * weight * gates).to(x.dtype) if gate_last else normed.to(x.dtype) * weight
 
     def _chunks(self, batch: StateBatch, size: int) -> Chunks:
         """Of a step: cut once, for all layers."""

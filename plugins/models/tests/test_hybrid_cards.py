@@ -1,0 +1,87 @@
+"""What the configs of hybrids say: of their published sizes, and nonsense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.interfaces.model import ModelNeed
+from engine.types.parallel import Parallel
+from engine_models.bamba_card import Bamba
+from engine_models.falcon_h1_card import FalconH1
+from engine_models.hybrid_card import HybridCard
+
+BAMBA: dict[str, Any] = {
+    "architectures": ["BambaForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 128256, "hidden_size": 4096,
+    "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27], "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "max_position_embeddings": 262144, "rope_theta": 10000.0, "rope_scaling": None,
+    "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_n_groups": 1, "rms_norm_eps": 1e-5, "attn_rotary_emb": 64,
+}  # fmt: skip
+"""Of Bamba-9B, in version 4's words."""
+
+FALCON_H1: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 32784, "hidden_size": 1024,
+    "num_hidden_layers": 36, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
+    "intermediate_size": 2048, "max_position_embeddings": 16384, "rope_theta": 100000000000.0, "rope_scaling": None,
+    "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_d_conv": 4,
+    "mamba_n_groups": 1, "mamba_norm_before_gate": False, "mamba_rms_norm": False, "rms_norm_eps": 1e-5,
+    "ssm_multipliers": [0.35, 0.25, 0.16, 0.5, 0.35], "mlp_multipliers": [0.88, 0.39],
+}  # fmt: skip
+"""Of Falcon-H1-0.5B."""
+
+CARDS: dict[str, type[HybridCard]] = {"BambaForCausalLM": Bamba, "FalconH1ForCausalLM": FalconH1}
+
+
+def reasons(config: dict[str, Any], tp: int = 1) -> list[str]:
+    (architecture,) = config["architectures"]
+    need = ModelNeed(architecture=architecture, config=config, parallel=Parallel(tp=tp))
+    return CARDS[architecture].unsupported(need)
+
+
+def test_bamba() -> None:
+    model = Bamba.describe(BAMBA)
+    attends = [site.layer for site in model.sites if site.kind == "full"]
+    assert attends == [9, 18, 27] and len(model.sites) == model.num_layers == 32
+    assert model.kv_specs[0].states[-1].shape == (128, 64, 128)
+    assert reasons(BAMBA) == reasons(BAMBA, 8) == []
+
+
+def test_falcon_h1() -> None:
+    """Each layer has a cache and states."""
+    model = FalconH1.describe(FALCON_H1)
+    assert [(site.layer, site.kind) for site in model.sites[:4]] == [
+        (0, "state"),
+        (0, "full"),
+        (1, "state"),
+        (1, "full"),
+    ]
+    assert model.num_layers == 36 and model.kv_specs[0].states[-1].shape == (24, 64, 128)
+    assert FalconH1.form(FALCON_H1).norm == "none"
+    assert reasons(FALCON_H1) == reasons(FALCON_H1, 8) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "changed", "said"),
+    [
+        (BAMBA, {"attn_layer_indices": [32]}, "attn_layer_indices"),
+        (BAMBA, {"attn_layer_indices": "all"}, "attn_layer_indices"),
+        (BAMBA, {"mamba_d_head": 32}, "mamba_n_heads"),
+        (BAMBA, {"mamba_n_groups": 3}, "mamba_n_groups"),
+        (BAMBA, {"mamba_d_conv": 1}, "mamba_d_conv"),
+        (BAMBA, {"time_step_limit": [1]}, "time_step_limit"),
+        (BAMBA, {"hidden_act": "gelu"}, "hidden_act"),
+        (FALCON_H1, {"mamba_d_ssm": 1000}, "mamba_n_heads"),
+        (FALCON_H1, {"ssm_multipliers": [1.0]}, "ssm_multipliers"),
+        (FALCON_H1, {"mlp_multipliers": [1.0, "half"]}, "mlp_multipliers"),
+    ],
+)
+def test_nonsense_is_refused_by_key(config: dict[str, Any], changed: dict[str, Any], said: str) -> None:
+    found = reasons({**config, **changed})
+    assert any(said in reason for reason in found), found
+
+
+def test_ranks_that_cannot_share_the_mixers() -> None:
+    found = reasons({**BAMBA, "mamba_n_groups": 2}, 4)
+    assert found == ["128 heads in 2 groups cannot be divided over 4 ranks"]
