@@ -70,8 +70,7 @@ class StepStats(msgspec.Struct, kw_only=True):
         num_running, num_waiting: requests.
         num_tokens: computed in this step (prompt and output).
         pages_used, pages_total: of the KV cache; a page that only the prefix cache holds is not used.
-        prefix_queries, prefix_hits: prompt tokens looked up, and found, since start.
-        reused_tokens: of `prefix_queries`, those behind what was found that were cached elsewhere (`ReusingEvictor`).
+        prefix_queries, prefix_hits, reused_tokens: of prompts: looked up, found, behind that reused, since start.
         num_preemptions: since start.
         prompt_tokens: of requests that got their first token, since start; cached ones count.
         generation_tokens: accepted since start.
