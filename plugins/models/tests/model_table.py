@@ -94,6 +94,7 @@ WITH_STATES: dict[str, dict[str, Any]] = {
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 4, "time_step_limit": [0.0, 1e6]},
     "BambaForCausalLM": {**MAMBA2, "attn_layer_indices": [1]},
     "FalconH1ForCausalLM": {**MAMBA2, **FALCON_H1, "mamba_d_ssm": 64, "mamba_rms_norm": True},
+    "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_proj_bias": True},
     "Qwen3NextForCausalLM": {**DELTA, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0]},
 }
 """The same of those whose layers keep states: `test_greedy.py` drafts with them, and divides them, too."""

@@ -11,6 +11,7 @@ from engine.types.parallel import Parallel
 from engine_models.bamba_card import Bamba
 from engine_models.falcon_h1_card import FalconH1
 from engine_models.hybrid_card import HybridCard
+from engine_models.jamba_card import Jamba
 
 BAMBA: dict[str, Any] = {
     "architectures": ["BambaForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 128256, "hidden_size": 4096,
@@ -31,7 +32,20 @@ FALCON_H1: dict[str, Any] = {
 }  # fmt: skip
 """Of Falcon-H1-0.5B."""
 
-CARDS: dict[str, type[HybridCard]] = {"BambaForCausalLM": Bamba, "FalconH1ForCausalLM": FalconH1}
+JAMBA: dict[str, Any] = {
+    "architectures": ["JambaForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 65536, "hidden_size": 4096,
+    "num_hidden_layers": 32, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2,
+    "expert_layer_offset": 1, "num_attention_heads": 32, "num_key_value_heads": 8, "num_experts": 16,
+    "num_experts_per_tok": 2, "intermediate_size": 14336, "max_position_embeddings": 262144, "mamba_d_state": 16,
+    "mamba_d_conv": 4, "mamba_dt_rank": 256, "mamba_expand": 2, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+"""Of Jamba v0.1."""
+
+CARDS: dict[str, type[HybridCard]] = {
+    "BambaForCausalLM": Bamba,
+    "FalconH1ForCausalLM": FalconH1,
+    "JambaForCausalLM": Jamba,
+}
 
 
 def reasons(config: dict[str, Any], tp: int = 1) -> list[str]:
@@ -58,8 +72,16 @@ def test_falcon_h1() -> None:
         (1, "full"),
     ]
     assert model.num_layers == 36 and model.kv_specs[0].states[-1].shape == (24, 64, 128)
-    assert FalconH1.form(FALCON_H1).norm == "none"
+    assert FalconH1.mixer(FALCON_H1).norm == "none"
     assert reasons(FALCON_H1) == reasons(FALCON_H1, 8) == []
+
+
+def test_jamba() -> None:
+    model = Jamba.describe(JAMBA)
+    assert [site.layer for site in model.sites if site.kind == "full"] == [4, 12, 20, 28]
+    assert model.kv_specs[0].states[-1].shape == (8192, 16) and sum(Jamba.sparse(JAMBA)) == 16
+    assert reasons(JAMBA) == reasons(JAMBA, 8) == []
+    assert not any(Jamba.sparse({**JAMBA, "num_experts": 1})) and reasons({**JAMBA, "num_experts": 1}) == []
 
 
 @pytest.mark.parametrize(
@@ -72,6 +94,10 @@ def test_falcon_h1() -> None:
         (BAMBA, {"mamba_d_conv": 1}, "mamba_d_conv"),
         (BAMBA, {"time_step_limit": [1]}, "time_step_limit"),
         (BAMBA, {"hidden_act": "gelu"}, "hidden_act"),
+        (JAMBA, {"attn_layer_offset": 8}, "attn_layer_offset"),
+        (JAMBA, {"expert_layer_offset": 2}, "expert_layer_offset"),
+        (JAMBA, {"num_experts_per_tok": 17}, "17 of 16 experts"),
+        (JAMBA, {"mamba_dt_rank": "big"}, "mamba_dt_rank"),
         (FALCON_H1, {"mamba_d_ssm": 1000}, "mamba_n_heads"),
         (FALCON_H1, {"ssm_multipliers": [1.0]}, "ssm_multipliers"),
         (FALCON_H1, {"mlp_multipliers": [1.0, "half"]}, "mlp_multipliers"),

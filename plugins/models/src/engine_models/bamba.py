@@ -20,7 +20,7 @@ class BambaModel(DecoderModel):
         size, inner, eps = model.hidden_size, integer(config, "intermediate_size"), number(config, "rms_norm_eps")
         bias, mlp_bias = flag(config, "attention_bias", False), flag(config, "mlp_bias", False)
         rotary = make_rotary(context, read_rope(config, head_dim(config)))
-        form, mixes = Bamba.form(config), Bamba.mixes(config)
+        form, mixes = Bamba.mixer(config), Bamba.mixes(config)
 
         def layer(context: ModelContext, index: int) -> Module:
             name = f"model.layers.{index}"

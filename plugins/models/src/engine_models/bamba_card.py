@@ -24,7 +24,7 @@ class Bamba(HybridCard):
         return {**super().filled(config), "partial_rotary_factor": 0.5}
 
     @classmethod
-    def form(cls, config: Mapping[str, Any]) -> Mamba2Form:
+    def mixer(cls, config: Mapping[str, Any]) -> Mamba2Form:
         """Of every mixer."""
         return mamba2_form(config, int(number(config, "mamba_expand", 2) * integer(config, "hidden_size")))
 

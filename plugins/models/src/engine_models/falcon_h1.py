@@ -61,7 +61,7 @@ class FalconH1Model(DecoderModel):
         model, config = context.description, FalconH1.filled(context.description.config)
         size, inner, eps = model.hidden_size, integer(config, "intermediate_size"), number(config, "rms_norm_eps")
         bias, mlp_bias = flag(config, "attention_bias", False), flag(config, "mlp_bias", False)
-        rotary, form = make_rotary(context, read_rope(config, head_dim(config))), FalconH1.form(config)
+        rotary, form = make_rotary(context, read_rope(config, head_dim(config))), FalconH1.mixer(config)
         # What multiplies keys multiplies scores.
         scale = head_dim(config) ** -0.5 * number(config, "key_multiplier", 1.0)
         parts, mlp_by = _parts(config), factors(config, "mlp_multipliers", 2)

@@ -17,7 +17,7 @@ class FalconH1(HybridCard):
     defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "mamba_d_ssm": 1024}
 
     @classmethod
-    def form(cls, config: Mapping[str, Any]) -> Mamba2Form:
+    def mixer(cls, config: Mapping[str, Any]) -> Mamba2Form:
         """Of every mixer."""
         if config.get("mamba_d_ssm") is None:
             inner = int(number(config, "mamba_expand", 2) * integer(config, "hidden_size"))

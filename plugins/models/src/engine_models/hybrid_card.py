@@ -24,13 +24,13 @@ class HybridCard(DecoderCard):
     batch_invariant = False
 
     @classmethod
-    def form(cls, config: Mapping[str, Any]) -> Mamba1Form | Mamba2Form:
+    def mixer(cls, config: Mapping[str, Any]) -> Mamba1Form | Mamba2Form:
         """Of every mixer. `config` is filled. Raises CheckpointError where a key is missing or makes no sense."""
         raise NotImplementedError
 
     @classmethod
     def mixes(cls, config: Mapping[str, Any]) -> list[bool]:
-        """Which layers have a mixer. Raises as `form`."""
+        """Which layers have a mixer. Raises as `mixer`."""
         return [True] * integer(config, "num_hidden_layers")
 
     @classmethod
@@ -42,17 +42,17 @@ class HybridCard(DecoderCard):
     def describe(cls, config: dict[str, Any]) -> ModelDescription:
         """As `DecoderCard.describe`, with states where layers have a mixer."""
         model, config = super().describe(config), cls.filled(config)
-        form, specs = cls.form(config), []
+        mixer, specs = cls.mixer(config), []
         layers = zip(cls.mixes(config), cls.attends(config), model.kv_specs, strict=True)
         for index, (mixes, attends, spec) in enumerate(layers):
-            specs += [form.spec("wide", layer=index)] if mixes else []
+            specs += [mixer.spec("wide", layer=index)] if mixes else []
             specs += [msgspec.structs.replace(spec, layer=index)] if attends else []
         return msgspec.structs.replace(model, kv_specs=tuple(specs))
 
     @classmethod
     def _unsupported_parts(cls, config: dict[str, Any], tp: int) -> list[str]:
         reasons = super()._unsupported_parts(config, tp)
-        return reasons or (cls.form(config).unsupported_ranks(tp) if any(cls.mixes(config)) else [])
+        return reasons or (cls.mixer(config).unsupported_ranks(tp) if any(cls.mixes(config)) else [])
 
 
 def mamba2_form(config: Mapping[str, Any], inner: int, bias: str = "mamba_proj_bias") -> Mamba2Form:

@@ -17,6 +17,7 @@ class Mamba1Form(NamedTuple):
         kernel: tokens that the convolution sees.
         dt_rank: from so many elements each channel's step is made.
         bias: of the projections; conv_bias: of the convolution.
+        norm_eps: of norms of the steps, B and C, as Jamba has them; None: there are none.
     """
 
     hidden_size: int
@@ -26,6 +27,7 @@ class Mamba1Form(NamedTuple):
     dt_rank: int
     bias: bool
     conv_bias: bool
+    norm_eps: float | None = None
 
     def spec(self, dtype: str, **more: Any) -> KVSpec:
         """What a layer keeps; dtype: of the scan's state, see `StateTensor`."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import ModelContext, StateSite
-from engine.modeling import ColumnParallelLinear, Linear, MergedColumnLinear, Module, Param, RowParallelLinear
+from engine.modeling import ColumnParallelLinear, Linear, MergedColumnLinear, Module, Param, RMSNorm, RowParallelLinear
 from engine.modeling.parallel import even, group_of
 from engine.types.parallel import Shard
 from engine_states.forms import Mamba1Form, Mamba2Form
@@ -74,7 +74,7 @@ class Conv(Module):
 
 
 class Mamba1Mixer(Module):
-    """Mamba (Gu, Dao 2023): x [T, hidden_size] -> the same.
+    """Mamba (Gu, Dao 2023), and Jamba's (Lieber et al. 2024): x [T, hidden_size] -> the same.
 
     Args:
         index: of the layer.
@@ -92,6 +92,10 @@ class Mamba1Mixer(Module):
         self.in_proj = MergedColumnLinear(context, size, [inner, inner], [f"{name}.in_proj"], bias)
         self.conv = Conv(context, inner, form.kernel, (rows,), form.conv_bias, f"{name}.conv1d")
         self.x_proj = RowParallelLinear(context, inner, form.dt_rank + 2 * form.state, f"{name}.x_proj")
+        parts = {"dt": form.dt_rank, "b": form.state, "c": form.state}
+        self.norms: list[RMSNorm] = []
+        if form.norm_eps is not None:
+            self.norms = [RMSNorm(context, n, form.norm_eps, f"{name}.{one}_layernorm") for one, n in parts.items()]
         self.dt_proj = ColumnParallelLinear(context, form.dt_rank, inner, f"{name}.dt_proj", bias=True)
         self.a_log = Tensor(context, f"{name}.A_log", (inner, form.state), (rows,))
         self.d = Tensor(context, f"{name}.D", (inner,), (rows,))
@@ -104,6 +108,8 @@ class Mamba1Mixer(Module):
         x, gate = self.in_proj(x).split(self.inner, dim=-1)
         x = self.conv(x, site, "conv")
         dt, b, c = self.x_proj(x).split([form.dt_rank, form.state, form.state], dim=-1)
+        if self.norms:
+            dt, b, c = (norm(part.contiguous()) for norm, part in zip(self.norms, (dt, b, c), strict=True))
         a = ops.negative_exp(self.a_log.tensor)
         dt = self.dt_proj(dt.contiguous())
         y, after = ops.selective_scan(x, dt, a, b, c, self.d.tensor, gate, site.load("ssm"), site.batch)
