@@ -142,7 +142,7 @@ class Admission:
         whole_prompts: a prompt is computed in one step.
 
     Attributes:
-        prefix_queries, prefix_hits, reused_tokens: looked for in the prefix cache, found, behind that reused, since start.
+        prefix_queries, prefix_hits, reused_tokens: looked for in the prefix cache, found, reused behind that, so far.
     """
 
     def __init__(self, states: States, prefills: Prefills, whole_prompts: bool) -> None:
