@@ -13,7 +13,7 @@ from test_oracles import DOCUMENTS, QUESTION, SETTINGS
 
 from engine import LLM, SamplingParams
 from engine.embedding import AsyncLLM, EngineConfig
-from engine_blend import set_apart
+from engine_blend.documents import set_apart
 
 pytest.importorskip("engine_server", reason="engine-server is not installed")
 from engine_server.app import create_app

@@ -1,3 +1,1 @@
 """CacheBlend (Yao et al., EuroSys 2025): keys and values of chunks that are no prefix are reused."""
-
-from engine_blend.documents import set_apart as set_apart
