@@ -56,6 +56,13 @@ def test_with_connectors_it_tells_where_prompts_came_from(watched):
     assert log.line().endswith(", prompts from device 0.0 %, file 90.0 %, computed 10.0 %")
 
 
+def test_with_reuse_in_any_order_it_tells_what_was_blended(watched):
+    engine, clock, log = watched
+    engine.now(prompt_tokens=400, prefix_queries=400, prefix_hits=100, reused_tokens=200)
+    clock[0] += 10
+    assert log.line().endswith(", prompts from device 25.0 %, blended 50.0 %, computed 25.0 %")
+
+
 def test_what_drafts_were_worth(watched):
     engine, clock, log = watched
     engine.now(generation_tokens=100, num_drafts=60, num_accepted_drafts=45, num_draft_rows=20)
@@ -111,6 +118,7 @@ def test_metrics_tell_where_prompts_came_from():
     stats = StepStats(
         prefix_queries=100,
         prefix_hits=32,
+        reused_tokens=20,
         kv_connectors=(("host", "hit_tokens", 16), ("host", "loaded_tokens", 48), ("file", "hit_tokens", 0)),
     )
     told = {
@@ -118,7 +126,7 @@ def test_metrics_tell_where_prompts_came_from():
         for name, labels, value in samples(stats)
         if name == "engine:prompt_tokens_by_source_total"
     }
-    assert told == {"device": 32, "host": 16, "file": 0, "computed": 52}
+    assert told == {"device": 32, "host": 16, "file": 0, "blended": 20, "computed": 32}
     told = {
         labels["source"]: value
         for name, labels, value in samples(StepStats(prompt_tokens=9))

@@ -118,6 +118,10 @@ class Reuses:
         self._of_slot[slot] = reused
         self._hashes[slot] = reused.hashes
 
+    def tokens_of(self, slot: int) -> int:
+        """That the request which entered it reuses."""
+        return int(np.count_nonzero(self._of_slot[slot].source != _NOWHERE)) if slot in self._of_slot else 0
+
     def of_step(
         self, step_id: int, slots: np.ndarray, num_computed: np.ndarray, num_tokens: np.ndarray
     ) -> ReusedTokens | None:

@@ -206,6 +206,7 @@ class EngineCore:
             pages_total=pool.num_usable,
             prefix_queries=scheduler.admission.prefix_queries,
             prefix_hits=scheduler.admission.prefix_hits,
+            reused_tokens=scheduler.admission.reused_tokens,
             num_preemptions=scheduler.num_preemptions,
             prompt_tokens=scheduler.prompt_tokens,
             generation_tokens=scheduler.generation_tokens,

@@ -142,7 +142,7 @@ class Admission:
         whole_prompts: a prompt is computed in one step.
 
     Attributes:
-        prefix_queries, prefix_hits: tokens looked for in the prefix cache, and found, since start.
+        prefix_queries, prefix_hits, reused_tokens: looked for in the prefix cache, found, reused behind that, so far.
     """
 
     def __init__(self, states: States, prefills: Prefills, whole_prompts: bool) -> None:
@@ -152,6 +152,7 @@ class Admission:
         self._running_tokens = RunningTokens(states.slots.tokens, states.slots.known)
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.reused_tokens = 0
 
     def resume(self, batch: Batch) -> bool:
         """Bring swapped requests back, by the same rule as `admit`. False: one of them still waits, and before it
@@ -215,6 +216,7 @@ class Admission:
                         connector.counts["hit_tokens"] += loaded
                 self.prefix_hits += hit.num_tokens - sum(loaded for _, loaded in loads)
                 self.prefix_queries += n if kv.enable_prefix_caching else 0
+                self.reused_tokens += 0 if kv.reuses is None else kv.reuses.tokens_of(request.slot)
 
     def _room(self, batch: Batch, request: Request, hit: Hit) -> int:
         """Tokens that a request that is to be admitted may compute; 0: it does not find the pages that it will want."""

@@ -132,6 +132,6 @@ class IntervalStats(StepStats, kw_only=True):
 
 
 OF_INTERVAL = (
-    *("prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits"),
+    *("prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits", "reused_tokens"),
     *("num_drafts", "num_accepted_drafts", "num_draft_rows", "num_jump_tokens", "num_accepted_jump_tokens"),
 )

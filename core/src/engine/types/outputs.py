@@ -70,10 +70,9 @@ class StepStats(msgspec.Struct, kw_only=True):
         num_running, num_waiting: requests.
         num_tokens: computed in this step (prompt and output).
         pages_used, pages_total: of the KV cache; a page that only the prefix cache holds is not used.
-        prefix_queries, prefix_hits: prompt tokens looked up, and found, since start.
-        num_preemptions: since start.
+        prefix_queries, prefix_hits, reused_tokens: of prompts: looked up, found, behind that reused, since start.
+        num_preemptions, generation_tokens (accepted ones): since start.
         prompt_tokens: of requests that got their first token, since start; cached ones count.
-        generation_tokens: accepted since start.
         num_swapped: requests among those waiting whose pages the swap tier keeps.
         num_swap_preemptions: of `num_preemptions`, those by mode "swap"; num_swap_full: those that should have been,
             and were computed again because the swap tier was full.
@@ -99,6 +98,7 @@ class StepStats(msgspec.Struct, kw_only=True):
     pages_total: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    reused_tokens: int = 0
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0

@@ -19,7 +19,7 @@ from engine.types.start import WorkerReady
 from engine_kit.banner import greeting, show
 from engine_kit.lifecycle import INTERVAL, NOTHING, Interval, Observed
 from engine_kit.logs import logs_json, tell
-from engine_kit.prompt_sources import prompt_sources, shares
+from engine_kit.prompt_sources import BLENDED, prompt_sources, shares
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
 from engine_server.lifecycle import say
@@ -180,7 +180,7 @@ class StatisticsLog:
         ]
         before, self._sources = self._sources, prompt_sources(self._llm.last_stats or NOTHING)
         if stats.prefix_queries:
-            if stats.kv_connectors:
+            if stats.kv_connectors or BLENDED in self._sources:
                 grown = {name: count - before.get(name, 0) for name, count in self._sources.items()}
                 parts.append(f"prompts from {shares(grown)}")
             else:

@@ -150,7 +150,7 @@ class _EngineCollector(Collector):
         sources = [
             ((*labels, source), count) for labels, _, stats in cores for source, count in prompt_sources(stats).items()
         ]
-        text = "Prompt tokens by where their keys and values came from: device, a connector, computed."
+        text = "Prompt tokens by where their keys and values came from: device, a connector, blended, computed."
         yield self._family(_Counter, "prompt_tokens_by_source", text, ("engine", "source"), sources)
         for what, text in _CONNECTORS.items():
             counts = [
