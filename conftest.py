@@ -29,7 +29,10 @@ TEMPORARY = ("engine", "thread-ranks-", "tmp")
 `tempfile` tries where it can write."""
 
 # How fast examples are drawn and tried says how loaded a machine is, not whether the code is right.
-settings.register_profile("engine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `make test` tries the same examples each time; `make test-all`, which says how many, draws new ones.
+settings.register_profile(
+    "engine", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="EXAMPLES" not in os.environ
+)
 settings.load_profile("engine")
 
 
