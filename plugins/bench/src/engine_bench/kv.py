@@ -260,7 +260,7 @@ class _Bench:
         plain = [
             token
             for token, piece in enumerate(tokenizer.vocabulary()[: session.plan.model.vocab_size])
-            if piece and not set(piece) & set(free)  # no two of them make a separator
+            if piece and piece.isascii() and not set(piece) & set(free)  # no two of them make a separator
         ]
         documents = [
             [*self._random.choice(plain, size + more * (i == 0) - len(separator)).tolist(), *separator]
