@@ -34,6 +34,19 @@ FALCON_H1 = {
     "mlp_multipliers": [1.4, 0.6], "ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 1.1],
 }  # fmt: skip
 
+ZAMBA2 = {
+    "layers_block_type": ["hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 3, "mamba_ngroups": 4,
+    "mamba_d_state": 4, "use_shared_attention_adapter": True, "adapter_rank": 4, "use_mem_rope": True,
+    "add_bias_linear": True, "num_key_value_heads": 4, "attention_head_dim": 16,
+}  # fmt: skip
+
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "mlp", "moe", "full_attention"], "num_hidden_layers": 4,
+    "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 4, "ssm_state_size": 4, "time_step_limit": [0.0, 1e6],
+    "mlp_bias": True, "use_bias": True, "moe_shared_expert_intermediate_size": 20, "moe_latent_size": 16,
+    "routed_scaling_factor": 1.5,
+}  # fmt: skip
+
 TABLE: dict[str, dict[str, Any]] = {
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 10, "sliding_window": 5},
@@ -95,6 +108,8 @@ WITH_STATES: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {**MAMBA2, "attn_layer_indices": [1]},
     "FalconH1ForCausalLM": {**MAMBA2, **FALCON_H1, "mamba_d_ssm": 64, "mamba_rms_norm": True},
     "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_proj_bias": True},
+    "Zamba2ForCausalLM": ZAMBA2,
+    "NemotronHForCausalLM": NEMOTRON_H,
     "Qwen3NextForCausalLM": {**DELTA, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0]},
 }
 """The same of those whose layers keep states: `test_greedy.py` drafts with them, and divides them, too."""
