@@ -279,15 +279,16 @@ def test_speculation_leaves_out_what_cannot_be_used(bench, monkeypatch):
 def test_kv(bench):
     """Each tier gives all that it was to keep in every turn, or the run would warn of it."""
     pytest.importorskip("engine_connectors")
+    pytest.importorskip("engine_blend")
     lines, figures = bench(
-        "kv", "tiny", "--prompt-len", "64", "--turns", "2", "--tiers", "device,host,file,tcp,tcp-push",
+        "kv", "tiny", "--prompt-len", "64", "--turns", "2", "--tiers", "device,blended,host,file,tcp,tcp-push",
         "--max-model-len", "256", "--max-num-seqs", "2",
     )  # fmt: skip
     assert (figures["bench"], figures["prompt_len"], figures["turns"]) == ("kv", 64, 2)
     assert not any("was computed" in line for line in lines)
-    for name in ("computed", "device", "host", "file", "tcp", "tcp_push"):
+    for name in ("computed", "device", "blended", "host", "file", "tcp", "tcp_push"):
         assert figures[f"{name}_ttft_ms"] > 0 and figures[f"{name}_of_computed"] > 0
-        assert (f"{name}_gb_s" in figures) == (name not in ("computed", "device"))
+        assert (f"{name}_gb_s" in figures) == (name not in ("computed", "device", "blended"))
     assert figures["moved_bytes"] > 0 and figures["machine_copy_gb_s_before"] > 0
 
 
@@ -296,6 +297,7 @@ def test_kv(bench):
     [
         (("--tiers", "device,tape"), "there is no such tier"),
         (("--prompt-len", "100"), "give a multiple of 16"),
+        (("--prompt-len", "16", "--tiers", "blended"), "give a larger --prompt-len"),
         (("--question-len", "17"), "give at most 16"),
         (("--kv-connector", "file"), "name them by --tiers"),
         (("--prompt-len", "64", "--tiers", "redis", "--redis-url", "redis://127.0.0.1:1"), "no server answers"),

@@ -17,7 +17,7 @@ A request's way through it:
 Several connectors may be at work, in the user's order: the first that finds something loads it, all are told what was
 computed. Both halves override what they need of the classes below; the other methods do nothing.
 
-Minor version 1 added `watches`, with `filled`, `entered` and `planned`; 2 `moves_marks`.
+Minor version 1 added `watches`, with `filled`, `entered` and `planned`; 2 `moves_marks`; 3 `reused`.
 """
 
 from __future__ import annotations
@@ -221,6 +221,10 @@ class KVConnectorScheduler:
     def entered(self, request: Transferable, pages: Sequence[Pages], filled: np.ndarray, swapped: bool) -> None:
         """The plan being made gives the request a slot with these pages of whole blocks. filled: int32 [n], those that
         the plan fills, among them; swapped: with what the request has left."""
+
+    def reused(self, request: Transferable, blocks: Mapping[bytes, int]) -> None:
+        """The request, which the plan being made gives a slot, reads blocks that are not its own
+        (`engine.interfaces.evictor.Reuse`), of the only table: by key the page that holds it; NULL_PAGE: not read."""
 
     def planned(self, new: Sequence[NewBlocks], copies: PageCopies | None) -> None:
         """What else the plan does with pages, after `entered` for all who enter."""

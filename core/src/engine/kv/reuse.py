@@ -31,13 +31,13 @@ class Reused:
         source: int64 [n]; of each of its first tokens, where the KV table has the one that it reuses; or _NOWHERE.
         position: int32 [n]; of each in the sequence that was computed.
         pages: int32; where these lie, none twice.
-        hashes: of the blocks there.
+        blocks: by hash, the page that is to hold it; NULL_PAGE for what is not cached any more, or not read.
     """
 
     source: np.ndarray
     position: np.ndarray
     pages: np.ndarray
-    hashes: frozenset[bytes]
+    blocks: dict[bytes, int]
 
 
 class Reuses:
@@ -58,7 +58,7 @@ class Reuses:
         self._table = table
         self._size = table.tokens_per_block
         self._of_slot: dict[int, Reused] = {}
-        self._hashes: dict[int, frozenset[bytes]] = {}
+        self._entered: dict[int, Reused] = {}
         """Of what each slot's request may have reused, as long as it has the slot."""
         self.num_tokens = 0
 
@@ -77,7 +77,7 @@ class Reuses:
         source = np.full(end, _NOWHERE, np.int64)
         position = np.zeros(end, np.int32)
         kept, known = np.empty(0, np.int32), start
-        hashes: set[bytes] = set()
+        blocks: dict[bytes, int] = {}
         for span in self._evictor.reuse(sequence.root, sequence.tokens, start):
             pages = self._pages_of(span, known, sequence.tokens.size)
             known = span.end
@@ -90,13 +90,14 @@ class Reuses:
             source[span.start : stop] = np.where(page == NULL_PAGE, _NOWHERE, slot)
             position[span.start : stop] = there
             kept = more
-            hashes.update(span.hashes)
+            blocks.update(zip(span.hashes, pages.tolist(), strict=True))
         found = np.flatnonzero(source != _NOWHERE)
         if not found.size:
             return None
         last = int(found[-1]) + 1
         pages = np.unique(source[found] // self._size).astype(np.int32)
-        return Reused(source[:last], position[:last], pages, frozenset(hashes))
+        read = {hashed: page if page in pages else NULL_PAGE for hashed, page in blocks.items()}
+        return Reused(source[:last], position[:last], pages, read)
 
     def _pages_of(self, span: Reuse, known: int, num_tokens: int) -> np.ndarray:
         """The pages of its blocks, int32 [m]; NULL_PAGE for one that is not cached any more."""
@@ -116,7 +117,7 @@ class Reuses:
         """A request enters a slot with this."""
         self._pool.hold(reused.pages)
         self._of_slot[slot] = reused
-        self._hashes[slot] = reused.hashes
+        self._entered[slot] = reused
 
     def tokens_of(self, slot: int) -> int:
         """That the request which entered it reuses."""
@@ -151,12 +152,15 @@ class Reuses:
     def end(self, slot: int, last_step: int) -> None:
         """The request leaves the slot; likewise."""
         self.leave(slot, last_step)
-        self._hashes.pop(slot, None)
+        self._entered.pop(slot, None)
 
     def readers(self, pages: np.ndarray, hashes: Set[bytes]) -> set[int]:
         """The slots whose requests read these pages, int32 [n], or may have read blocks with these hashes."""
-        reading = {slot for slot, reused in self._of_slot.items() if np.isin(reused.pages, pages).any()}
-        return reading | {slot for slot, read in self._hashes.items() if not read.isdisjoint(hashes)}
+        return {
+            slot
+            for slot, reused in self._entered.items()
+            if np.isin(reused.pages, pages).any() or not hashes.isdisjoint(reused.blocks)
+        }
 
     def let_go(self, last_step: int) -> bool:
         """Give back all pages: what they hold is computed. False where none were held."""

@@ -279,7 +279,7 @@ KV_CONNECTOR: Point[KVConnectorCard, KVConnectorNeed] = Point(
     "in_order",
     "takes KV elsewhere and back: stores, other engines, preempted requests (--swap-space); first hit loads, all save",
     majors=(1,),
-    minor=2,
+    minor=3,
 )
 DRAFTER: Point[DrafterCard, DrafterNeed] = Point(
     "drafter",

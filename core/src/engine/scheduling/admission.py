@@ -251,6 +251,8 @@ class Admission:
             reused = self._reuse(batch, request, size, hit)
             request.reuses = reused is not None
         batch.pages.enter(slot, request.sequence(request.token_ids), hit, swap_in, reused)
+        if reused is not None:
+            states.connectors.reuses(request, reused.blocks)
         filled = 0 if swap_in is None else swap_in.num_filled * states.kv.block_size
         arrived = states.connectors.entered(request, hit.num_whole - filled, swap_in)
         self._prefills.add_chunk(batch, request, hit.num_tokens, size, hit, swap_in, source)

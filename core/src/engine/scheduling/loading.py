@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -289,6 +289,11 @@ class Connectors:
             filled = NO_PAGES if swap_in is None else swap_in.pages
             swapped = swap_in is not None and source is None
             member.ask(request, "watch", member.half.entered, request, of_slot, filled, swapped)
+
+    def reuses(self, request: Request, blocks: Mapping[bytes, int]) -> None:
+        """It reads these pages, by hashes of blocks, in the plan that is made and in later ones; likewise."""
+        for member in self._watching:
+            member.ask(request, "watch", member.half.reused, request, blocks)
 
     def planned(self, pages: StepPages) -> None:
         """What else becomes of pages with the plan, likewise."""

@@ -248,7 +248,9 @@ def _kv_flags(parser: argparse.ArgumentParser) -> None:
     add_positional_model(parser)
     group = parser.add_argument_group("measurement", "one stream, an engine for each tier, all open at once")
     group.add_argument(
-        "--tiers", metavar="NAME,...", help="computed,device,host,file,redis,tcp,tcp-push (default: all that there are)"
+        "--tiers",
+        metavar="NAME,...",
+        help="computed,device,blended,host,file,redis,tcp,tcp-push (default: all that there are)",
     )
     add_count(group, "--prompt-len", 2048, "tokens of a prompt whose keys and values are kept")
     add_count(group, "--question-len", 16, "tokens behind them, others each time")

@@ -34,6 +34,7 @@ COMPUTED = "computed"
 TIERS = {
     COMPUTED: "nowhere: computed",
     "device": "on the device",
+    "blended": "on the device, reordered",
     "host": "in host memory",
     "file": "in files, page cache",
     "redis": "in redis",
@@ -41,6 +42,10 @@ TIERS = {
     "tcp-push": "elsewhere, pushed",
 }
 """Where keys and values may be, in the order of a turn, and how the table says it."""
+_UNMOVED = (COMPUTED, "device", "blended")
+_BLENDING = "cacheblend"
+_DOCUMENT = 256
+"""Tokens of each document of a prompt that is blended, with the separator behind it; there are two at least."""
 _TRIES = 8
 """How often it is looked whether a store has everything, before it is left out."""
 _STORE_BYTES_PER_SECOND = 300e6
@@ -169,8 +174,12 @@ class _Bench:
         plan = self.base.plan
         return [int(token) for token in self._random.integers(0, plan.model.vocab_size, count)]
 
-    def _open(self, driver: str | None = None, swap_space: int = 0, **chosen: Any) -> Session:
+    def _open(self, driver: str | None = None, swap_space: int = 0, blends: bool = False, **chosen: Any) -> Session:
         config = self._config
+        if blends:
+            asked = config.asked("evictor") == _BLENDING  # then with the options that it has there
+            options = config.options if asked else {**config.options, "evictor": {}}
+            config = config.model_copy(update={"points": {**config.points, "evictor": _BLENDING}, "options": options})
         if driver is not None:
             update = {
                 "points": {**config.points, "kv_connector": driver},
@@ -189,6 +198,13 @@ class _Bench:
         if "device" in wanted:
             found.append(Tier("device", lambda question: self._first(self.base, question), self._options.prompt_len))
         left_out = []
+        if "blended" in wanted:
+            try:
+                found.append(self._blended())
+            except EngineError as error:
+                if asked is not None:
+                    raise
+                left_out.append(f"blended is left out: {error.found}")
         installed = {candidate.name for candidate in Registry.discover().candidates("kv_connector")}
         for name, make in (
             ("host", self._host),
@@ -225,6 +241,46 @@ class _Bench:
     def _computed(self, question: list[int]) -> tuple[float, int]:
         self.base.engine.call("reset_prefix_cache")
         return self._first(self.base, question)
+
+    def _blended(self) -> Tier:
+        """Documents in another order each time, none of which stands where it stood. Raises EngineError where nothing
+        can be blended."""
+        session = self._open(blends=True)
+        (choice,) = (one for one in session.plan.start.worker.choices if one.point == "evictor")
+        tokenizer = session.engine.frontend.inputs.tokenizer
+        separator = tokenizer.encode(choice.options["separator"], False)
+        count = max(2, self._options.prompt_len // _DOCUMENT)
+        size, more = divmod(self._options.prompt_len, count)
+        if size - len(separator) < choice.options["shortest"]:
+            found = f"its {count} documents have {size} tokens each, of which {len(separator)} separate them"
+            raise EngineError(
+                f"blend a prompt of {self._options.prompt_len} tokens", found, "give a larger --prompt-len"
+            )
+        free = tokenizer.decode(separator).encode()
+        plain = [
+            token
+            for token, piece in enumerate(tokenizer.vocabulary()[: session.plan.model.vocab_size])
+            if piece and piece.isascii() and not set(piece) & set(free)  # no two of them make a separator
+        ]
+        documents = [
+            [*self._random.choice(plain, size + more * (i == 0) - len(separator)).tolist(), *separator]
+            for i in range(count)
+        ]
+        orders = itertools.cycle(range(1, count))
+
+        def ask(question: list[int]) -> tuple[float, int]:
+            first = next(orders)
+            before = session.engine.stats().reused_tokens
+            prompt = list(itertools.chain(*documents[first:], *documents[:first]))
+            seconds, _, _ = self._run(session, question, prompt)
+            _settle(session)
+            return seconds, session.engine.stats().reused_tokens - before
+
+        self._run(session, self.question(), list(itertools.chain(*documents)))
+        _settle(session)
+        tier = Tier("blended", ask, self._options.prompt_len - count * len(separator))
+        self._wait_for(tier)
+        return tier
 
     def _host(self) -> Ask:
         return self._from_store(self._open("host", self._sizes.num_pages * self._sizes.page_bytes))
@@ -306,13 +362,16 @@ class _Bench:
         _settle(session)
         return seconds, cached
 
-    def _run(self, session: Session, question: list[int], **more: Any) -> tuple[float, int, dict[str, Any] | None]:
+    def _run(
+        self, session: Session, question: list[int], kept: list[int] | None = None, **more: Any
+    ) -> tuple[float, int, dict[str, Any] | None]:
         began = time.perf_counter()
-        self._add(session, question, **more)
+        self._add(session, question, kept, **more)
         return _first_token(session, began)
 
-    def _add(self, session: Session, question: list[int], **more: Any) -> None:
-        prompt: Any = {"prompt_token_ids": self._prompt + question, **more}
+    def _add(self, session: Session, question: list[int], kept: list[int] | None = None, **more: Any) -> None:
+        """kept: before the question, in place of the prompt."""
+        prompt: Any = {"prompt_token_ids": (self._prompt if kept is None else kept) + question, **more}
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
         session.engine.add_request(f"{next(self._names)}", prompt, params, output_kind=OutputKind.FINAL)
 
@@ -393,7 +452,7 @@ def _report(
                 f"{tier.name}: in {turns - len(tier.good)} of {turns} turns it was computed, not found"
             )
         if tier.good:
-            _add_tier(report, tier, computed, 0 if tier.name in (COMPUTED, "device") else sizes.moved, device)
+            _add_tier(report, tier, computed, 0 if tier.name in _UNMOVED else sizes.moved, device)
     before, after = copies
     report.row("this machine", f"one thread copies {before:.1f} GB/s before, {after:.1f} GB/s after")
     report.lines += ["", *left_out] if left_out else []

@@ -3,9 +3,9 @@ No torch.
 
 Each page has a mark of 32 bytes at its end, which goes wherever the page goes: into a swap tier, a store, another
 engine, a copy. It says what the page holds, of which engine's rank and table, and the checksum of its bytes. Workers
-write it when all of a block's tokens are known and computed, and read it where the page enters a request's table, has
-been filled, is copied, or is left by a request that has ended (`engine_kit.kv_canary_worker`). Results of a step are
-taken after its checks: a page that does not hold what it should costs its requests what they computed from it, and
+write it when all of a block's tokens are known and computed, and read it where the page enters a request's table, is
+reused elsewhere, has been filled, is copied, or is left by a request that has ended
+(`engine_kit.kv_canary_worker`). Results of a step are taken after its checks: a page that does not hold what it should costs its requests what they computed from it, and
 they are computed again. A page that was given to somebody else while a request has it ends the request, because tokens
 may have come of it.
 
@@ -16,7 +16,7 @@ and whose block is not full, or not confirmed, yet.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -56,7 +56,7 @@ class PageList(msgspec.Struct, kw_only=True):
     Args:
         pages: int32 [n]; table, number: int32 [n], of the blocks; number: counted from the request's start.
         keys: of the blocks, one a page.
-        why: "found", "filled", "swapped", "copied" or "ended": what was done with each.
+        why: "found", "reused", "filled", "swapped", "copied" or "ended": what was done with each.
     """
 
     pages: np.ndarray
@@ -143,6 +143,12 @@ class CanaryScheduler(KVConnectorScheduler):
         """See `planned`."""
         blocks = list(self._blocks(request, pages))
         self._entering.append(_Entering(request.request_id, blocks, set(filled.tolist()), swapped))
+
+    def reused(self, request: Transferable, blocks: Mapping[bytes, int]) -> None:
+        """What is rotated on is what it was found as. A page that has no mark yet is computed by a plan under way."""
+        for key, page in blocks.items():
+            if (block := self._marked.get(page)) is not None:
+                self._held.append((block if block.key == key else block._replace(key=key), "reused"))
 
     def planned(self, new: Sequence[NewBlocks], copies: PageCopies | None) -> None:
         """Pages that are given out hold nothing yet. What was marked is to be there for those who enter; what the plan
