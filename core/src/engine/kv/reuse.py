@@ -156,11 +156,8 @@ class Reuses:
 
     def readers(self, pages: np.ndarray, hashes: Set[bytes]) -> set[int]:
         """The slots whose requests read these pages, int32 [n], or may have read blocks with these hashes."""
-        return {
-            slot
-            for slot, reused in self._entered.items()
-            if np.isin(reused.pages, pages).any() or not hashes.isdisjoint(reused.blocks)
-        }
+        reading = {slot for slot, reused in self._of_slot.items() if np.isin(reused.pages, pages).any()}
+        return reading | {slot for slot, reused in self._entered.items() if not hashes.isdisjoint(reused.blocks)}
 
     def let_go(self, last_step: int) -> bool:
         """Give back all pages: what they hold is computed. False where none were held."""
