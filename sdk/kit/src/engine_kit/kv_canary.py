@@ -4,10 +4,10 @@ No torch.
 Each page has a mark of 32 bytes at its end, which goes wherever the page goes: into a swap tier, a store, another
 engine, a copy. It says what the page holds, of which engine's rank and table, and the checksum of its bytes. Workers
 write it when all of a block's tokens are known and computed, and read it where the page enters a request's table, is
-reused elsewhere, has been filled, is copied, or is left by a request that has ended
-(`engine_kit.kv_canary_worker`). Results of a step are taken after its checks: a page that does not hold what it should costs its requests what they computed from it, and
-they are computed again. A page that was given to somebody else while a request has it ends the request, because tokens
-may have come of it.
+reused elsewhere, has been filled, is copied, or is left by a request that has ended (`engine_kit.kv_canary_worker`).
+Results of a step are taken after its checks: a page that does not hold what it should costs its requests what they
+computed from it, and they are computed again. A page that was given to somebody else while a request has it ends the
+request, because tokens may have come of it.
 
 What the scheduler remembers of a page is the key of the block that its mark names; nothing for one that was given out
 and whose block is not full, or not confirmed, yet.
