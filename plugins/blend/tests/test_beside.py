@@ -44,7 +44,7 @@ def alone() -> list[tuple[list[int], int]]:
     return answers
 
 
-@pytest.mark.parametrize("connector", ["host", "file"])
+@pytest.mark.parametrize("connector", ["host", pytest.param("file", marks=pytest.mark.slow)])
 def test_beside_a_connector_it_blends_as_alone(
     connector: str, alone: list[tuple[list[int], int]], tmp_path: Path
 ) -> None:
