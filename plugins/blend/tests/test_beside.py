@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_in_engine import blending, kv_of
+from test_blend_in_engine import blending, kv_of
 from test_oracles import BEHIND_A_PREFIX, DOCUMENTS, FIRST, NEW, OTHER, QUESTION, SEPARATOR, SETTINGS
 
 from engine import LLM, SamplingParams

@@ -103,7 +103,7 @@ def test_who_has_reused_a_page_that_is_forgotten_is_computed_again() -> None:
         assert kv.reuses.num_tokens and kv.forget(np.array([first])) == [slot]
         while engine.has_unfinished_requests():
             engine.step()
-        assert kv.forget(np.array([first])) == [] and not kv.reuses._hashes
+        assert kv.forget(np.array([first])) == [] and not kv.reuses._entered
 
 
 def test_scores_of_prompts_are_exact() -> None:
