@@ -164,10 +164,11 @@ def test_what_all_have_counted_is_told_once_by_each(server: Server) -> None:
 
 def test_load_is_that_of_all(server: Server) -> None:
     first, second = both(server)
-    with first.chat(600, stream=True) as stream:
+    with first.chat(1900, stream=True) as stream:
         next(iter(stream))
-        time.sleep(0.1)  # the core tells who has no news of its own a little later
-        told = second.http.get("/load").json()
+        deadline = time.monotonic() + 10
+        while (told := second.http.get("/load").json())["running"] == 0:
+            assert time.monotonic() < deadline, "who has no news of its own is not told, or not while it runs"
         assert told["server_load"] == 1 and told["running"] == 1 and told["ranks"][0]["running"] == 1
     server.until_idle()
 
