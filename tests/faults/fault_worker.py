@@ -93,7 +93,8 @@ class Spoilt:
     """A step whose result is another."""
 
     def __init__(self, future: Any, spoil: Callable[[StepResult], Any]) -> None:
-        self._future, self._spoil = future, spoil
+        self._future = future
+        self._spoil = spoil
 
     def done(self) -> bool:
         return self._future.done()
