@@ -112,9 +112,7 @@ class _Recorder:
         if item.cls is not None and issubclass(item.cls, Conformance) and item.cls.driver:
             cls = item.cls
             options = {name: value for name, value in cls.options.items() if name not in cls.places}
-            self.report.tested[cls.__name__] = DriverUnderTest(
-                cls.point, cls.driver, options, cls.device, cls.stand_in
-            )
+            self.report.tested[cls.__name__] = DriverUnderTest(cls.point, cls.driver, options, cls.device, cls.stand_in)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One test's part: an error outside of the test itself is a failure too."""
