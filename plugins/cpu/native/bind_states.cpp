@@ -22,9 +22,9 @@ StatePlaces places(Address pool, Size pool_stride, Address read, Size rows, Addr
 }
 
 // The kernels of one level, with the threads to run them on.
-class StateOps {
+class StateKernels {
 public:
-    StateOps(const std::string& level, int threads) : kernels_(kernels(level)), threads_(threads) {}
+    StateKernels(const std::string& level, int threads) : kernels_(kernels(level)), threads_(threads) {}
 
     void causal_conv(int dtype, Address x, Size x_stride, Size channels, Size kernel, Address weight, Size weight_stride,
                      Address bias, Address out, const StatePlaces& where) const {
@@ -102,15 +102,15 @@ void bind_states(nb::module_& m) {
     nb::class_<StatePlaces>(m, "StatePlaces");
     m.def("state_places", &places, "pool"_a, "pool_stride"_a, "read"_a, "rows"_a, "query_start_loc"_a, "kept"_a,
           "kept_stride"_a, "kept_at"_a, "kept_to"_a, "count"_a);
-    nb::class_<StateOps>(m, "StateOps")
+    nb::class_<StateKernels>(m, "StateKernels")
         .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)
-        .def("causal_conv", &StateOps::causal_conv, unlocked())
-        .def("ssd", &StateOps::ssd, unlocked())
-        .def("selective_scan", &StateOps::selective_scan, unlocked())
-        .def("gated_delta", &StateOps::gated_delta, unlocked())
-        .def("gated_norm", &StateOps::gated_norm, unlocked())
-        .def("gate_by", &StateOps::gate_by, unlocked())
-        .def("copy", &StateOps::copy, unlocked());
+        .def("causal_conv", &StateKernels::causal_conv, unlocked())
+        .def("ssd", &StateKernels::ssd, unlocked())
+        .def("selective_scan", &StateKernels::selective_scan, unlocked())
+        .def("gated_delta", &StateKernels::gated_delta, unlocked())
+        .def("gated_norm", &StateKernels::gated_norm, unlocked())
+        .def("gate_by", &StateKernels::gate_by, unlocked())
+        .def("copy", &StateKernels::copy, unlocked());
 }
 
 }  // namespace engine_cpu

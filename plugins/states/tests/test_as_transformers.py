@@ -8,7 +8,7 @@ import torch
 from engine_states.ops_states.body import StateOpsBody
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
-from engine_sdk.conformance.ops.states import Case, PagesOfStates
+from engine_sdk.conformance.ops.states import PagesOfStates, StatesCase
 
 KEY_HEADS, HEADS, KEY, VALUE, TOKENS = 2, 6, 5, 4, 100
 
@@ -37,7 +37,7 @@ def test_gated_delta() -> None:
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
     )
-    site = PagesOfStates(torch.zeros(1, HEADS, KEY, VALUE), Case([TOKENS], [[TOKENS - 1]]))
+    site = PagesOfStates(torch.zeros(1, HEADS, KEY, VALUE), StatesCase([TOKENS], [[TOKENS - 1]]))
     found = StateOpsBody(None).gated_delta(q, k, v, dt, a, dt_bias, beta, site, "state")  # type: ignore[arg-type]
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(site.left(), last, rtol=1e-4, atol=1e-5)

@@ -121,7 +121,7 @@ def state_places(
     count: int,
 ) -> StatePlaces: ...
 
-class StateOps:
+class StateKernels:
     """Kernels of one level for layers that keep states, in float32 and bfloat16: native/states.h."""
 
     def __init__(self, level: str, threads: int) -> None:

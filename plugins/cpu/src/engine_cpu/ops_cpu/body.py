@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.types.errors import ConfigError
-from engine_cpu._native import Ops, StateOps, levels
+from engine_cpu._native import Ops, StateKernels, levels
 from engine_cpu._native import Sampling as Kernels
 from engine_cpu.dtypes import DTYPES
 from engine_cpu.ops_cpu.elementwise import Elementwise
@@ -30,7 +30,7 @@ class CpuOpsBody(Rows, Elementwise, States, Sampling):
         try:
             self._ops = Ops(options.level, self._threads)
             self._sampling = Kernels(options.level, self._threads)
-            self._states = StateOps(options.level, self._threads)
+            self._states = StateKernels(options.level, self._threads)
         except ValueError as error:
             raise ConfigError(
                 f"ops.level {options.level}", str(error), f"choose auto or one of {', '.join(levels())}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine_cpu._native import StateOps, StatePlaces, state_places
+from engine_cpu._native import StateKernels, StatePlaces, state_places
 from engine_cpu.dtypes import DTYPES
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class States:
     """See `engine_states.ops_states.body`. States are read and written where they lie in the pool; those behind drafts
     lie in a tensor of their own, which the site keeps."""
 
-    _states: StateOps
+    _states: StateKernels
     _sorted: tuple[StateBatch, torch.Tensor, torch.Tensor] | None = None
 
     def causal_conv(

@@ -25,7 +25,7 @@ Step = Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(a token, the state before it) -> (the state after it, the token's result)."""
 
 
-class Case(NamedTuple):
+class StatesCase(NamedTuple):
     """Rows of a step.
 
     Args:
@@ -41,11 +41,11 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "decode": Case([1] * 5, [[0]] * 5),
-    "one row": Case([1], [[0]]),
-    "prompts": Case([5, 1, 70, 130, 3], [[4], [0], [15, 31, 69], [129], [0, 1, 2]]),
-    "long": Case([64, 65], [[63], [64]]),
-    "drafts": Case([4, 1, 3, 9], [[1, 3], [0], [2], [8]], [0, 2]),
+    "decode": StatesCase([1] * 5, [[0]] * 5),
+    "one row": StatesCase([1], [[0]]),
+    "prompts": StatesCase([5, 1, 70, 130, 3], [[4], [0], [15, 31, 69], [129], [0, 1, 2]]),
+    "long": StatesCase([64, 65], [[63], [64]]),
+    "drafts": StatesCase([4, 1, 3, 9], [[1, 3], [0], [2], [8]], [0, 2]),
 }
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -58,8 +58,8 @@ class PagesOfStates:
         case: the rows.
     """
 
-    def __init__(self, before: torch.Tensor, case: Case) -> None:
-        self.before, self.case = before, case
+    def __init__(self, before: torch.Tensor, case: StatesCase) -> None:
+        self.before = before
         count, device = len(before), before.device
         counts = [len(marks) for marks in case.marks]
         loc = np.cumsum([0, *case.lengths]).astype(np.int32)
@@ -132,7 +132,7 @@ class StateOperations(OpsSubject):
     @each_dtype
     @each_case
     @pytest.mark.parametrize("name", ["causal_conv", "ssd", "selective_scan", "gated_delta"])
-    def test_states(self, name: str, case: Case, dtype: str) -> None:
+    def test_states(self, name: str, case: StatesCase, dtype: str) -> None:
         """Rows of any lengths, of new and old sequences; each state is left in its page, or kept after its draft."""
         operation, called = self.operation(name, dtype), self._called(name, dtype, sum(case.lengths), 1)
         site = self._site(called, dtype, case)
@@ -209,7 +209,7 @@ class StateOperations(OpsSubject):
         assert join(parts[:1]).is_contiguous()
 
     # -- the definitions ---------------------------------------------------------------------------------------------
-    def _site(self, called: Called, dtype: str, case: Case) -> PagesOfStates:
+    def _site(self, called: Called, dtype: str, case: StatesCase) -> PagesOfStates:
         kind = dtype if not called.wide or dtype == "float64" else "float32"
         return PagesOfStates(self.tensor(len(case.lengths), *called.state, dtype=kind, seed=9), case)
 
