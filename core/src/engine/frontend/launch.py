@@ -240,6 +240,9 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     described = msgspec.structs.replace(model, max_model_len=max_model_len)
     target = Target(checkpoint, files, implementation.card, described, need)
     drafts = resolve_drafts(registry, drafter[0], target) if drafter else []
+    if drafts and (memory := platform.card.memory()) is not None:
+        fits = brought("draft_memory", "see whether the weights of model and drafts fit")
+        fits(config, f"{device.name}: {memory:,} bytes", memory, dtype, parallel, files, [d.start for d in drafts])
     models = [model, *(draft.start.model for draft in drafts)]
     if drafter and drafter[0].card.branches(drafter[0].options):
         model, *others = models = [with_trees(one, drafter[0].options) for one in models]
