@@ -449,12 +449,8 @@ def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
         )
     else:
         longest = config.max_model_len
-    steps = {
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "long_prefill_token_threshold": config.long_prefill_token_threshold,
-    }
-    for name, tokens in steps.items() if model.whole_prompts else ():
-        if 0 < tokens < longest:
+    for name in ("max_num_batched_tokens", "long_prefill_token_threshold") if model.whole_prompts else ():
+        if 0 < (tokens := getattr(config, name)) < longest:
             raise ConfigError(
                 f"{name}={tokens} with {model.architecture}",
                 f"each of its tokens sees all others, so a prompt of up to {longest} tokens is one step's",
