@@ -303,7 +303,7 @@ def test_a_client_that_leaves(server: Server, claude: anthropic.Anthropic) -> No
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "no message of the user"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"temperature": -1.0}, "temperature"),
     ],
 )  # fmt: skip

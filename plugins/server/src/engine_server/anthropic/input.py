@@ -127,7 +127,7 @@ class MessagesBody(CountTokensBody, GeneratingBody):
     """`POST /v1/messages`.
 
     Args:
-        max_tokens: the most tokens of the answer, thoughts included.
+        max_tokens: the most tokens of the answer, thoughts included; 0: only the prompt is brought to the device.
         stop_sequences: texts that end the answer, and are left out of it.
         metadata: about the request.
         service_tier: all requests are served alike, as the answer's `usage` says: "standard".
@@ -142,7 +142,7 @@ class MessagesBody(CountTokensBody, GeneratingBody):
     @model_validator(mode="after")
     def _budget_leaves_an_answer(self) -> MessagesBody:
         budget = None if self.thinking is None else self.thinking.budget_tokens
-        if budget is not None and budget >= self.max_tokens:
+        if budget is not None and self.max_tokens and budget >= self.max_tokens:
             raise ValueError("thinking.budget_tokens has to be less than max_tokens")
         return self
 
