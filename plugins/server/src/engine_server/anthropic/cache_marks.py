@@ -108,7 +108,7 @@ async def find(state: ServerState, said: Conversation, marks: Sequence[Mark], pr
         return Kept()
     ends = [len(prompt) if mark.messages is None else await _end(state, said, mark, prompt) for mark in marks]
     tokens = await _count(state, prompt, ends)
-    wishes = [
+    wishes: list[dict[str, Any]] = [
         {"ttl": mark.seconds, "tokens": count, "hint": True} for mark, count in zip(marks, tokens, strict=True) if count
     ]
     hourly = [wish["tokens"] for wish in wishes if wish["ttl"] == SECONDS["1h"]]
