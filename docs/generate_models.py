@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 
 import generate_matrix
 from generate_reference import ROOT, our_drivers
 
-from engine_sdk.conformance.matrix import UNTESTED, YES, Cell, Table
+from engine_sdk.conformance.matrix import NOT_RUN, UNTESTED, YES, Cell, Table
 
 PAGE = ROOT / "docs" / "reference" / "models.md"
 POINT = "model"
@@ -23,8 +24,17 @@ The architectures that this repository serves, and what each has been shown to d
 test results, and from nothing else. `engine serve --model FOLDER` takes the driver of the name in config.json.
 
 **yes**: every test passed. **in part**, **no**: the driver says itself that it does not do it, or a test failed; the
-note says which. **untested**: nothing was run, the note says why.
+note says which. **untested**: the suite was not run, the note says why.
 """
+_DRAFTS = "it drafts for a target, whose features the suite does not give: `{}` holds it to its formula"
+DRAFTING: Mapping[str, str] = {
+    "DeepSeekMTPModel": "plugins/drafters/tests/test_mtp.py",
+    "LlamaForCausalLMEagle": "plugins/drafters/tests/test_models.py",
+    "LlamaForCausalLMEagle3": "plugins/drafters/tests/test_models.py",
+    "MedusaModel": "plugins/drafters/tests/test_models.py",
+    "Qwen3NextMTP": "plugins/drafters/tests/test_qwen_mtp.py",
+}
+"""Models that drafters work with, and the tests that they have in place of the suite."""
 
 
 def groups(table: Table) -> dict[str, list[str]]:
@@ -49,6 +59,8 @@ def render(table: Table) -> str:
         cells = [
             _joined([table.cell(row, column) for row in several for column in tested]) for several in columns.values()
         ]
+        if name in DRAFTING and all(cell == Cell(UNTESTED, (NOT_RUN,)) for cell in cells):
+            cells = [Cell(UNTESTED, (_DRAFTS.format(DRAFTING[name]),))] * len(cells)
         words = [
             " ".join([cell.word, *(f"({notes.setdefault(note, len(notes) + 1)})" for note in cell.notes)])
             for cell in cells

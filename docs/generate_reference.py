@@ -36,7 +36,7 @@ from engine_server.settings import ServerSettings
 ROOT = Path(__file__).resolve().parents[1]
 COMMON_BODIES = ("Body", "GeneratingBody", "InputBody", "PoolingBody", "QueuedBody", "SamplingBody")
 """What several bodies have in common, which is told with each."""
-KEPT = [ROOT / "docs" / "reference" / name for name in ("capabilities.md", "models.md")]
+KEPT = [ROOT / "docs" / "reference" / name for name in ("capabilities.md", "models.md", "drafters.md")]
 """Pages that other scripts write, and that are kept."""
 EXTRA_MODULES = (
     "engine.plugin.card",
@@ -127,6 +127,7 @@ def index_page(modules: Iterable[str]) -> str:
         "| [Drivers](drivers.md) | the drivers of this repository |",
         "| [Drivers by capability](capabilities.md) | what each of them does, from test results |",
         "| [Models](models.md) | the same of each model |",
+        "| [Drafters](drafters.md) | what each of them goes with, and why not |",
         "| [Commands](commands.md) | every command with its flags |",
         "| [Requests](requests.md) | the bodies that the server takes |",
         "| [Metrics](metrics.md) | what `/metrics` shows |",

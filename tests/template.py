@@ -324,7 +324,9 @@ def _become(asked: dict[str, Any], files: list[int], end: socket.socket, born: i
         sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout = os.fdopen(1, "w", closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+        sys.__stdin__ = sys.stdin
+        sys.__stdout__ = sys.stdout
+        sys.__stderr__ = sys.stderr
         folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
         sys.path[:] = [asked["folder"], *folders, *_OWN_PATH]
         sys.argv = list(command)

@@ -72,7 +72,8 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     rng = random.Random(0)
     constraint = StructuredOutputsParams(choice=["".join(rng.choices("abcdefgh", k=most)) for _ in range(TEXTS)])
     constraints, grammar = _constraints(config, constraint)
-    core.scheduler.states.constraints, core.scheduler.states.gates = constraints, Gates([constraints])
+    core.scheduler.states.constraints = constraints
+    core.scheduler.states.gates = Gates([constraints])
     try:
         _begin(core, options, most, constraint)
         rounds = [_measure(core, options.steps) for _ in range(options.rounds)]

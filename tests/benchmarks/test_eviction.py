@@ -23,7 +23,8 @@ class PlainLRU:
     """Blocks in order of their last use; of one path the last blocks count as older."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.blocks = room, OrderedDict[int, None]()
+        self.room = room
+        self.blocks = OrderedDict[int, None]()
 
     def lookup(self, path: tuple[int, ...]) -> int:
         return next((i for i, block in enumerate(path) if block not in self.blocks), len(path))

@@ -33,7 +33,8 @@ class Turns:
     """A router that takes turns, and keeps the loads that it saw."""
 
     def __init__(self, num_ranks: int) -> None:
-        self.ranks, self.seen = cycle(range(num_ranks)), []  # type: ignore[var-annotated]
+        self.ranks = cycle(range(num_ranks))
+        self.seen: list[list[RankLoad]] = []
 
     def route(self, requests: Sequence[EngineRequest], ranks: Sequence[RankLoad]) -> int:
         self.seen.append(list(ranks))

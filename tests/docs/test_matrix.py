@@ -13,6 +13,7 @@ from tests.docs.markdown import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 
+import generate_drafters
 import generate_matrix
 import generate_models
 from generate_matrix import OTHERS
@@ -62,6 +63,12 @@ def test_every_suite_of_ours_is_found() -> None:
     assert not [point for point, (suite, *_) in SUITES.items() if f"({suite})" not in text]
 
 
+def test_what_drafters_go_with() -> None:
+    """The page is what the launcher says, of every drafter: `python docs/generate_drafters.py` writes it again."""
+    assert generate_drafters.PAGE.read_text(encoding="utf-8") == generate_drafters.page()
+    assert {one.driver for one in generate_drafters.DRAFTERS.values()} == set(generate_matrix.drivers()["drafter"])
+
+
 def test_the_page_of_models() -> None:
     """It has every model that the packages register, in words that it explains, and none that fails:
     `python docs/generate_models.py` writes it again."""
@@ -71,6 +78,10 @@ def test_the_page_of_models() -> None:
     assert said.keys() == set(generate_matrix.drivers()[generate_models.POINT])
     assert {word for words in said.values() for word in words} <= {YES, PART, NO, UNTESTED}
     assert "fails `test_" not in text, "a model of ours fails its suite"
+    apart = {name for name, words in said.items() if set(words) == {UNTESTED}}
+    assert apart == set(generate_models.DRAFTING) and all(
+        (ROOT / path).exists() for path in generate_models.DRAFTING.values()
+    )
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from jumping_clock import jumping
 from engine.runner.worker import TorchWorker
 from engine.types.plan import LogprobRows, StepPlan, StepResult
 from engine.types.start import WorkerReady
+from engine_reference.communicator_gloo.gloo import Gloo
 
 FATE, STEP, RANK = "FAULT_FATE", "FAULT_STEP", "FAULT_RANK"
 if os.environ.get("FAULT_CLOCK"):
@@ -48,6 +49,15 @@ BEFORE: dict[str, Callable[[], Any]] = {
     "raises": _raise(RuntimeError("the device fell off the bus")),
 }
 """What happens instead of a step."""
+
+
+def _break_collectives() -> None:
+    for method in ("all_reduce", "all_gather"):
+        setattr(Gloo, method, lambda *_: _raise(RuntimeError("the cable is out"))())
+
+
+DURING: dict[str, Callable[[], Any]] = {"cannot talk": _break_collectives}
+"""What happens before a step, which is then tried."""
 
 
 def _with(**changes: Any) -> Callable[[StepResult], Any]:
@@ -83,7 +93,8 @@ class Spoilt:
     """A step whose result is another."""
 
     def __init__(self, future: Any, spoil: Callable[[StepResult], Any]) -> None:
-        self._future, self._spoil = future, spoil
+        self._future = future
+        self._spoil = spoil
 
     def done(self) -> bool:
         return self._future.done()
@@ -103,6 +114,9 @@ class FaultyWorker(TorchWorker):
     def execute(self, plan: StepPlan) -> Any:
         fate = os.environ[FATE]
         if not self._mine or str(plan.step_id) != os.environ[STEP]:
+            return super().execute(plan)
+        if fate in DURING:
+            DURING[fate]()
             return super().execute(plan)
         if fate in BEFORE:
             BEFORE[fate]()

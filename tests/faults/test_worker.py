@@ -77,6 +77,14 @@ def test_in_ranks(faulty: Faulty, nothing_left: Path, size: int, fate: str) -> N
         assert_llm_dies(llm, "executor process" if fate in GARBAGE else "rank|MemoryError")
 
 
+def test_a_communicator_that_raises(faulty: Faulty, nothing_left: Path) -> None:
+    """The group is everybody's."""
+    faulty("cannot talk", rank=1)
+    options = {"executor": "process", "executor.step_timeout": 3, "communicator": "gloo", "tensor_parallel_size": 2}
+    with LLM(**SETTINGS, **options) as llm:
+        assert_llm_dies(llm, "the cable is out")
+
+
 @pytest.mark.parametrize(
     "fate", [or_slow(fate in REPEATED, fate) for fate in (*BEFORE, "another step", "negative", "an object")]
 )

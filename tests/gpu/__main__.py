@@ -42,7 +42,8 @@ class Check:
     """
 
     def __init__(self, budget: Budget, environment: dict[str, str]) -> None:
-        self.budget, self.environment = budget, environment
+        self.budget = budget
+        self.environment = environment
         self.rows: list[Row] = []
         self.ceilings: Ceilings | None = None
         self.parts: list[Part] = []

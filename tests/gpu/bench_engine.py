@@ -46,8 +46,12 @@ class Bench:
     """
 
     def __init__(self, session: Session, title: str, ceilings: tuple[float, float]) -> None:
-        self.session, self.engine, self.title, self.ceilings = session, session.engine, title, ceilings
-        self.number, self.random = 0, np.random.default_rng(0)
+        self.session = session
+        self.engine = session.engine
+        self.title = title
+        self.ceilings = ceilings
+        self.number = 0
+        self.random = np.random.default_rng(0)
         self.begun: set[str] = set()
 
     def ask(self, prompt_len: int, output_len: int) -> None:

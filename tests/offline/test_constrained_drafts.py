@@ -57,14 +57,13 @@ def run(llm: LLM, params: list[SamplingParams], *, drafts: bool = False, jumps: 
     speculation, jump_forward = scheduler.drafts.speculation, scheduler.drafts.jump_forward
     learned = jump_forward.learned
     before, accepted, jumped = llm.llm_engine.stats().step_id, speculation.num_accepted, learned.num_accepted
-    scheduler.drafts.speculation, scheduler.drafts.jump_forward = (
-        speculation if drafts else None,
-        jump_forward if jumps else None,
-    )
+    scheduler.drafts.speculation = speculation if drafts else None
+    scheduler.drafts.jump_forward = jump_forward if jumps else None
     try:
         found = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
     finally:
-        scheduler.drafts.speculation, scheduler.drafts.jump_forward = speculation, jump_forward
+        scheduler.drafts.speculation = speculation
+        scheduler.drafts.jump_forward = jump_forward
     outputs = [
         (done.text, done.token_ids, done.finish_reason, done.logprobs is None or len(done.logprobs))
         for output in found

@@ -122,7 +122,8 @@ class Certificate:
     """`cert.pem` for 127.0.0.1, `key.pem`, and `ca.pem` of the authority that is made for it, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.authority, self._folder = trustme.CA(), folder
+        self.authority = trustme.CA()
+        self._folder = folder
         self.authority.cert_pem.write_to_path(str(folder / "ca.pem"))
         self.renew()
 

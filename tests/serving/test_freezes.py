@@ -92,7 +92,9 @@ class Watch:
     """Asks for `/health` again and again, in a thread."""
 
     def __init__(self, server: Server) -> None:
-        self.longest, self._server, self._ended = 0.0, server, threading.Event()
+        self.longest = 0.0
+        self._server = server
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._ask)
 
     def __enter__(self) -> Watch:

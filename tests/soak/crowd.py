@@ -35,7 +35,8 @@ class Crowd:
         self._answers = answers
         self._seed = seed
         self._longest = longest
-        self._good, self._bad = good_requests(), bad_requests()
+        self._good = good_requests()
+        self._bad = bad_requests()
         self.wrong: list[str] = []
         """What was not as it must be."""
         self.done: collections.Counter[str] = collections.Counter()

@@ -47,7 +47,9 @@ class House:
 
     def __init__(self, folder: Path, packages: Sequence[str], without: Collection[str] = ()) -> None:
         self._without = set(without)
-        self.folder, self.wheels, self.home = folder, folder / "wheels", folder / "home"
+        self.folder = folder
+        self.wheels = folder / "wheels"
+        self.home = folder / "home"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
         self.python = folder / "venv" / "bin" / "python"
         self.site = next((folder / "venv" / "lib").iterdir()) / "site-packages"

@@ -13,14 +13,14 @@ from engine_sdk.conformance import KVConnectorConformance
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 class TestMooncake(KVConnectorConformance):
-    driver = "mooncake"
+    driver, options, places = "mooncake", {"segment_size": SEGMENT}, frozenset({"master"})
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def master(cls) -> Iterator[None]:
         """One for all tests."""
         master = Master()
-        cls.options = {"master": master.address, "segment_size": SEGMENT}
+        cls.options = {**cls.options, "master": master.address}
         yield
         master.end()
 

@@ -240,7 +240,8 @@ class LLM:
     def from_engine(cls, engine: LLMEngine) -> Self:
         """An `LLM` on an engine that stands already."""
         llm = cls.__new__(cls)
-        llm.llm_engine, llm._counter = engine, 0
+        llm.llm_engine = engine
+        llm._counter = 0
         return llm
 
     def generate(

@@ -205,7 +205,9 @@ class Picky:
     """Takes sums of some shapes and nothing else; counts what it is asked."""
 
     def __init__(self, shapes: set[tuple[int, ...]]) -> None:
-        self.shapes, self.asked, self.closed = shapes, 0, 0
+        self.shapes = shapes
+        self.asked = 0
+        self.closed = 0
 
     def accepts(self, op: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:
         self.asked += 1

@@ -45,7 +45,8 @@ class CharStream:
     """An "ä" (228) is the first half of a character: it waits for what follows, and is then written as "Ä"."""
 
     def __init__(self, skip: bool) -> None:
-        self.skip, self.half = skip, False
+        self.skip = skip
+        self.half = False
 
     def push(self, ids: Sequence[int]) -> str:
         out = ""

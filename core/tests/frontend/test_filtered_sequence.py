@@ -36,7 +36,8 @@ class Replace:
     """Writes <> for the word; holds back what might begin it."""
 
     def __init__(self) -> None:
-        self.held, self.ended = "", False
+        self.held = ""
+        self.ended = False
 
     def __call__(self, text: str, last: bool) -> str:
         assert not self.ended and (text or last)

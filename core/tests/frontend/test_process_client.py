@@ -70,8 +70,11 @@ class Played:
     """See `engine.frontend.process_client.CoreEnd`."""
 
     def __init__(self) -> None:
-        self.stopping, self.failed = threading.Event(), False
-        self.pid, self.alive, self.silence = 7, True, 0.0
+        self.stopping = threading.Event()
+        self.failed = False
+        self.pid = 7
+        self.alive = True
+        self.silence = 0.0
         self.sent: list[ToCore] = []
         self.said: deque[FromCore | EngineError] = deque()
 

@@ -262,7 +262,9 @@ def test_progress(doubles: ModuleType, make_llm: Make, capsys: pytest.CaptureFix
 
     class Bar:
         def __init__(self, total: int, **options: Any) -> None:
-            self.total, self.done, self.closed = total, 0, False
+            self.total = total
+            self.done = 0
+            self.closed = False
             bars.append(self)
 
         def update(self, count: int) -> None:

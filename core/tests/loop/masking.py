@@ -29,7 +29,9 @@ class ScriptedMatcher:
     """Follows a script that is made from its seed and the tokens so far."""
 
     def __init__(self, seed: str, vocab: int, always: int) -> None:
-        self._seed, self._vocab, self._always = seed, vocab, always
+        self._seed = seed
+        self._vocab = vocab
+        self._always = always
         self.tokens: list[int] = []
         self._read()
 
@@ -56,7 +58,8 @@ class ScriptedMatcher:
     def forced_bytes(self) -> bytes:
         """Id t stands for byte t. Now and then it promises too much, as where tokens are spelled otherwise."""
         rng, there = random.Random(f"{self._seed} {self.tokens} forced"), ScriptedMatcher(self._seed, self._vocab, 0)
-        there._always, there.tokens = self._always, [*self.tokens]
+        there._always = self._always
+        there.tokens = [*self.tokens]
         there._read()
         while there.allowed == {self._always} and not there._ends and len(there.tokens) < 200:
             there.tokens.append(self._always)
@@ -80,7 +83,9 @@ class ScriptedGrammar:
     """Args: vocab: of the model. always: an id that is always allowed. delay: called in each compilation."""
 
     def __init__(self, vocab: int, always: int, delay: Callable[[str], Any] = lambda seed: None) -> None:
-        self._vocab, self._always, self._delay = vocab, always, delay
+        self._vocab = vocab
+        self._always = always
+        self._delay = delay
         self.num_masks = 0
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> ScriptedMatcher:

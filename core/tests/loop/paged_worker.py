@@ -168,7 +168,8 @@ class PagedWorker:
         failing_loads: float = 0.0,
         toy: ToyOptions | None = None,
     ) -> None:
-        self.propose, self.failing_loads = propose, failing_loads
+        self.propose = propose
+        self.failing_loads = failing_loads
         self.rng = np.random.default_rng(1)
         self.num_failed = 0
         self.max_model_len = message.max_model_len
@@ -467,7 +468,9 @@ class Held:
     """A step's future that is not done before later plans are sent, or its result is waited for."""
 
     def __init__(self, executor: HoldingExecutor, plan: StepPlan, inner: object) -> None:
-        self._executor, self._plan, self._inner = executor, plan, inner
+        self._executor = executor
+        self._plan = plan
+        self._inner = inner
         self.released = False
 
     def done(self) -> bool:
@@ -502,7 +505,9 @@ class HoldingExecutor:
         max_model_len: int,
         hold: int = 1,
     ) -> None:
-        self.worker, self.layout, self.hold = worker, layout, hold
+        self.worker = worker
+        self.layout = layout
+        self.hold = hold
         self.num_placeholders = 0
         self.most_in_flight = self.num_ahead = 0
         self._unsampled: StepPlan | None = None

@@ -136,8 +136,10 @@ class Outcome:
         self.prompt_logprobs += output.new_prompt_logprobs or []
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
         if output.finish_reason is not None:
-            self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason
-            self.error, self.completed = output.error, output.completed
+            self.finish_reason = str(output.finish_reason)
+            self.stop_reason = output.stop_reason
+            self.error = output.error
+            self.completed = output.completed
 
 
 @st.composite

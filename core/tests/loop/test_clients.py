@@ -41,7 +41,8 @@ class Sockets:
 
 class Sink:
     def __init__(self, sockets: Sockets, name: str) -> None:
-        self.sockets, self.name = sockets, name
+        self.sockets = sockets
+        self.name = name
 
     def put(self, message: FromCore) -> None:
         self.sockets.told[self.name].append(message)

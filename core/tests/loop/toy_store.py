@@ -256,7 +256,8 @@ class LayerwiseWorker(ToyWorker):
 
     def begin(self, step_id: int, section: bytes | None) -> None:
         given = Section() if section is None else msgspec.msgpack.decode(section, type=Section)
-        self.save, given.save = given.save, []
+        self.save = given.save
+        given.save = []
         self.next = 0
         super().begin(step_id, msgspec.msgpack.encode(given))
 

@@ -101,7 +101,9 @@ class DenseAttention:
     """One layer's attention over everything it has seen: one sequence, whose tokens come in order."""
 
     def __init__(self, scale: float, window: int | None, soft_cap: float | None) -> None:
-        self._scale, self._window, self._soft_cap = scale, window, soft_cap
+        self._scale = scale
+        self._window = window
+        self._soft_cap = soft_cap
         self._k: torch.Tensor | None = None
         self._v: torch.Tensor | None = None
 

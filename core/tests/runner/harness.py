@@ -98,7 +98,8 @@ class RandomCheckpoint(CheckpointCard):
 class RandomCheckpointBody:
     def __init__(self, context: WorkerContext) -> None:
         assert context.platform is not None and context.ops is not None and context.dtype is not None
-        self._model, self._name = context.start.model, context.start.files.name
+        self._model = context.start.model
+        self._name = context.start.files.name
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Of a checkpoint that is called "other N", with another seed."""
@@ -310,7 +311,8 @@ class Driver:
     """Writes plans by hand: who computes how many tokens. Takes pages at random and gives none back."""
 
     def __init__(self, worker: TorchWorker, seed: int = 0, tables: tuple[KVTable, ...] | None = None) -> None:
-        self.worker, self.step_id = worker, 0
+        self.worker = worker
+        self.step_id = 0
         self.tables = layout().tables if tables is None else tables
         self.free = (np.random.default_rng(seed).permutation(299) + 1).tolist()
         self.under_way: list[tuple[StepFuture, list[Request], np.ndarray]] = []
@@ -318,14 +320,18 @@ class Driver:
     def preempt(self, request: Request, slot: int) -> None:
         """Forget its cache; it comes back, in another slot, with all its tokens."""
         assert request.placed == len(request.tokens), "it is not scheduled while tokens still return"
-        request.slot, request.computed, request.fresh, request.blocks = slot, 0, True, []
+        request.slot = slot
+        request.computed = 0
+        request.fresh = True
+        request.blocks = []
 
     def submit(self, *work: tuple[Request, int]) -> StepPlan:
         """Launch a step; decodes first."""
         new_slots, entries = [], [[] for _ in self.tables]
         for request, count in work:
             if request.fresh:
-                request.fresh, request.placed = False, len(request.tokens)
+                request.fresh = False
+                request.placed = len(request.tokens)
                 request.blocks = [0] * len(self.tables)
                 new_slots.append(
                     NewSlot(

@@ -34,7 +34,8 @@ class Steps:
     """Steps of requests whose results never come: each row gets one token after the other, on pages of its own."""
 
     def __init__(self, worker: TorchWorker) -> None:
-        self.worker, self.step_id = worker, 0
+        self.worker = worker
+        self.step_id = 0
         self.computed = np.zeros(ROWS, np.int32)
         self.blocks = [np.zeros(ROWS, np.int32) for _ in layout().tables]
         self.free = iter(range(1, 300))

@@ -13,7 +13,7 @@ from engine.interfaces.attention import AttentionBatch, AttentionLayer
 from engine.interfaces.context import WorkerContext
 from engine.kv.layout import make_layout
 from engine.runner.capture import decodes
-from engine.runner.states import States, StateSite
+from engine.runner.states import LayerStates, StateBackend
 from engine.types.kv import KVGroup
 from engine.types.model import KVSpec, StateTensor
 from engine_reference.platform_host.platform import HostPlatformBody
@@ -34,12 +34,12 @@ class Rows:
     """Three sequences, whose state "sum" is the sum of their tokens: computed in steps, through pages."""
 
     def __init__(self) -> None:
-        self.states = States(HostPlatformBody(WorkerContext(start=START)), [SPEC, SPEC], 2)
+        self.states = StateBackend(HostPlatformBody(WorkerContext(start=START)), [SPEC, SPEC], 2)
         self.pool = torch.full((40, 2 * GROUP.layer_bytes), 255, dtype=torch.uint8)
         self.plans: list[Any] = [None]
         nothing: Any = None
         given = AttentionLayer(index=1, group=GROUP, need=nothing, scale=0.0)
-        self.site = StateSite(given, self.states, self.plans)
+        self.site = LayerStates(given, self.states, self.plans)
         self.states._sites.append(self.site)
         self.site.bind(self.states.cache(nothing, GROUP, self.pool[:, GROUP.layer_bytes :]))
         self.table = torch.from_numpy(1 + np.random.default_rng(0).permutation(39)[:36].reshape(3, 12)).int()

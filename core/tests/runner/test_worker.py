@@ -291,10 +291,12 @@ class guard_ops:
     """The runner's own gather of rows goes through ops as well."""
 
     def __init__(self, guard: DispatchGuard, runner: Any) -> None:
-        self.guard, self.runner = guard, runner
+        self.guard = guard
+        self.runner = runner
 
     def __enter__(self) -> None:
-        self.ops, self.runner._ops = self.runner._ops, self.guard.wrap(self.runner._ops)
+        self.ops = self.runner._ops
+        self.runner._ops = self.guard.wrap(self.ops)
 
     def __exit__(self, *error: object) -> None:
         self.runner._ops = self.ops

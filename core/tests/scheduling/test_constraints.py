@@ -22,7 +22,8 @@ class Told:
     finished = False
 
     def __init__(self, bit: int) -> None:
-        self.bit, self.heard = bit, 0
+        self.bit = bit
+        self.heard = 0
 
     def accept(self, tokens: Sequence[int]) -> int:
         self.heard += len(tokens)
@@ -36,7 +37,9 @@ class Scripted:
     """A driver that refuses by text, and writes its bit into masks."""
 
     def __init__(self, bit: int, refuses: str = "", error: type[EngineError] = InvalidRequestError) -> None:
-        self.bit, self.refuses, self.error = bit, refuses, error
+        self.bit = bit
+        self.refuses = refuses
+        self.error = error
         self.compiled: list[str] = []
         self.calls = 0
         self.closed = 0

@@ -142,7 +142,8 @@ def counts(scheduler: Scheduler) -> dict[str, int]:
 
 def test_a_name_that_comes_again_lets_go_of_what_is_held_under_it() -> None:
     scheduler, half = scripted()
-    half.seconds, half.loaded = 60.0, []
+    half.seconds = 60.0
+    half.loaded = []
     scheduler.add(request("a", 8, max_tokens=1))
     run_out(scheduler)
     (first,) = scheduler.kv.pool.leases
@@ -163,7 +164,9 @@ def test_an_error_over_a_request_that_has_ended_loses_no_page_and_is_counted(
     raises: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler, half = scripted()
-    half.seconds, half.loaded, half.raises = 1.0, [], {raises}
+    half.seconds = 1.0
+    half.loaded = []
+    half.raises = {raises}
     scheduler.add(request("a", 8, max_tokens=1))
     run_out(scheduler)
     scheduler.slots.now = lambda: 10.0**9

@@ -132,7 +132,8 @@ class LayerBody:
             torch.randn(*shape, dtype=torch.float64, generator=generator)
             for shape in ((VOCAB, HIDDEN), (3 * HIDDEN, 2 * HIDDEN), (2 * HIDDEN, VOCAB))
         )
-        self.layer, self.head = layer, head
+        self.layer = layer
+        self.head = head
         self.features = torch.zeros(context.start.max_num_seqs, 2 * HIDDEN, dtype=torch.float64)
         self.observed = 0
 
@@ -205,7 +206,8 @@ class GuessingBody(KnowingBody):
         self.generator = torch.Generator().manual_seed(3)
         q = torch.softmax(torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(4)) * 1.5, dim=1) * WEIGHTS
         self.q = q / q.sum(dim=1, keepdim=True)
-        self.kept, self.slots = [], {}
+        self.kept = []
+        self.slots = {}
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         m, k = len(rows.slot), int(rows.num_drafts.max())

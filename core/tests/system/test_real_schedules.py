@@ -52,7 +52,9 @@ class Crew(ThreadExecutor):
     """Ranks as threads, behind the interface of one worker."""
 
     def __init__(self, message: WorkerStart) -> None:
-        self._message, self._last, self.overlaps = message, None, 0
+        self._message = message
+        self._last = None
+        self.overlaps = 0
 
     def make(self, start: WorkerStart) -> TorchWorker:
         return TorchWorker(start, registry(*drafters.CANDIDATES))

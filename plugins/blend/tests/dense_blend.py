@@ -89,7 +89,8 @@ class Dense:
                     return dense(q, k, v, chosen[-1])
 
                 there = attention.rotary, attention.attend
-                attention.rotary, attention.attend = rotated, attend
+                attention.rotary = rotated
+                attention.attend = attend
                 try:
                     yield layer
                 finally:

@@ -17,6 +17,7 @@ from engine.kv.manager import KVManager
 from engine.kv.matching import Hit
 from engine.kv.reuse import Reuses
 from engine.scheduling.loading import Connectors
+from engine.types.errors import ContractError
 from engine_kit.kv_canary import CanaryScheduler
 
 PARAMS = SamplingParams(temperature=0.8, seed=7, max_tokens=20, ignore_eos=True)
@@ -170,3 +171,19 @@ def test_wrong_source_pages_are_caught(fault: Any, chunk: int, monkeypatch: pyte
 
 def nothing(match: Any, kv: KVManager, sequence: Any, *more: Any) -> Hit:
     return match(kv, sequence, 0, *more)  # type: ignore[no-any-return]
+
+
+def test_who_raises_over_what_is_reused_ends_that_request(
+    alone: list[tuple[list[int], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*args: Any) -> None:
+        raise RuntimeError("reused went off")
+
+    with blending(0.15, kv_canary=True) as llm:
+        assert one(llm, FIRST) == alone[0]
+        with monkeypatch.context() as here:
+            here.setattr(CanaryScheduler, "reused", raising)
+            with pytest.raises(ContractError, match="kv_connector.*reused went off"):
+                one(llm, OTHER)
+        assert one(llm, OTHER)[0] == alone[1][0]
+        kv_of(llm).check_integrity()

@@ -18,7 +18,9 @@ class Stub:
     """
 
     def __init__(self):
-        self.requests, self.replies, self.gone = [], {}, threading.Event()
+        self.requests = []
+        self.replies = {}
+        self.gone = threading.Event()
         self.models = {"data": [{"id": "stub-model"}]}
         self.url = ""
 

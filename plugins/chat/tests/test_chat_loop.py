@@ -16,7 +16,9 @@ class Backend:
     """Echoes, in two pieces. `fits` is the most messages that it takes; `play` says what else happens to a question."""
 
     def __init__(self, fits=100):
-        self.asked, self.fits, self.play = [], fits, {}
+        self.asked = []
+        self.fits = fits
+        self.play = {}
 
     def answer(self, messages):
         self.asked.append(messages)
@@ -36,7 +38,10 @@ class User:
     """Types what the script says; an exception is a key that was pressed while `typed` stood on the line."""
 
     def __init__(self, *script, typed=""):
-        self.script, self.typed, self.prompts, self.remembered = list(script), typed, [], []
+        self.script = list(script)
+        self.typed = typed
+        self.prompts = []
+        self.remembered = []
 
     def read(self, prompt):
         self.prompts.append(prompt)

@@ -30,7 +30,8 @@ class FakeEngine:
 
     def add_request(self, request_id, prompt, params):
         self.asked |= {"prompt": prompt, "params": params}
-        self.left, self.text = list(self.pieces), ""
+        self.left = list(self.pieces)
+        self.text = ""
 
     def has_unfinished_requests(self):
         return bool(self.left)
@@ -128,7 +129,8 @@ def test_a_question_goes_through_the_chat_template(program, engine):
 )
 @pytest.mark.parametrize("text", ["", "\n"])
 def test_an_empty_answer_says_why(program, engine, stop, template, flags, says, text):
-    engine.pieces, engine.stop = (text,), stop
+    engine.pieces = (text,)
+    engine.stop = stop
     engine.plan = types.SimpleNamespace(has_chat_template=template)
     code, _, err = program("generate", *flags, "Who?")
     assert code == 0 and err.startswith("note: the answer is empty: ") and says in err and err.count("\n") == 1

@@ -24,7 +24,7 @@ FOLDER = tempfile.TemporaryDirectory()
 
 
 class TestFile(KVConnectorConformance):
-    driver, options = "file", {"path": FOLDER.name}
+    driver, options, places = "file", {"path": FOLDER.name}, frozenset({"path"})
 
     @classmethod
     def lose(cls, workers: Sequence[KVConnectorWorker]) -> bool:
@@ -37,7 +37,7 @@ class TestFile(KVConnectorConformance):
 
 @pytest.mark.skipif(command() is None, reason="redis-server, or the client library redis, is not installed")
 class TestRedis(KVConnectorConformance):
-    driver = "redis"
+    driver, places = "redis", frozenset({"url"})
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod

@@ -207,10 +207,14 @@ def test_views_of_one_projection(body: Any) -> None:
     case = Case(form, rows_of(form, [[40], list(range(30))]))
     expected = case.run(body)
     both = torch.cat((case.q, case.k, case.v), dim=1)
-    case.q, case.k, case.v = both[:, :6], both[:, 6:8], both[:, 8:]
+    case.q = both[:, :6]
+    case.k = both[:, 6:8]
+    case.v = both[:, 8:]
     assert all(torch.equal(a, b) for a, b in zip(case.run(body), expected, strict=True))
     turned = both.transpose(1, 2).contiguous().transpose(1, 2)
-    case.q, case.k, case.v = turned[:, :6], turned[:, 6:8], turned[:, 8:]
+    case.q = turned[:, :6]
+    case.k = turned[:, 6:8]
+    case.v = turned[:, 8:]
     cache, plan = case.start(body)
     body.write(case.layer, case.k, case.v, cache, plan)
     out, lse = torch.empty(31, 6, 64, dtype=form.dtype)[..., ::2], torch.empty(6, 31, dtype=torch.float64).T

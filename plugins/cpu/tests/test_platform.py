@@ -30,8 +30,10 @@ class Model:
     """A step on fixed buffers: ids [4] -> logits [4, 50], by native operations."""
 
     def __init__(self, level: str = "scalar", dtype: torch.dtype = torch.float32) -> None:
-        self.ops, self.ids = driver(level), torch.zeros(4, dtype=torch.int32)
-        self.table, self.norm = random(50, 32, dtype=dtype), random(32, dtype=dtype, seed=1)
+        self.ops = driver(level)
+        self.ids = torch.zeros(4, dtype=torch.int32)
+        self.table = random(50, 32, dtype=dtype)
+        self.norm = random(32, dtype=dtype, seed=1)
         self.up = self.ops.pack_linear(random(64, 32, dtype=dtype, seed=2), random(64, dtype=dtype, seed=3))
         self.head = self.ops.pack_linear(random(50, 32, dtype=dtype, seed=4), None)
         self.logits = torch.empty(0)

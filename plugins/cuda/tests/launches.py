@@ -230,7 +230,9 @@ class MetaWorker:
         }
         self._worker = TorchWorker(WorkerStart(**(fields | changes)), registry)
         self.ready = self._worker.start()
-        self._step_id, self._page, self._computed = 0, 0, np.zeros(0, np.int32)
+        self._step_id = 0
+        self._page = 0
+        self._computed = np.zeros(0, np.int32)
 
     def enter(self, rows: int, **params: Any) -> None:
         """So many requests compute their prompts, and decode once."""

@@ -44,7 +44,9 @@ class Bindings:
     NCCLError, UniqueId = NCCLError, UniqueId
 
     def __init__(self, directory: str, number: int, size: int) -> None:
-        self._directory, self._number, self._size = directory, number, size
+        self._directory = directory
+        self._number = number
+        self._size = size
         self._grouped: list[Callable[[], Any]] | None = None
         self._group: Any = None
 

@@ -242,9 +242,8 @@ def test_without_division_a_row_has_the_same_bits_alone() -> None:
     out, lse = some.run(body)
     assert all(lines[:, 10].max() == 1 for lines in items(body.plan(some.batch, some.group)))
     alone = case(form, [[140]], 1)
-    alone.k, alone.v, alone.q, alone.new_k, alone.new_v = (
-        some.k[:1], some.v[:1], some.q[:1], some.new_k[:1], some.new_v[:1],
-    )  # fmt: skip
+    for name in ("k", "v", "q", "new_k", "new_v"):
+        setattr(alone, name, getattr(some, name)[:1])
     found = alone.run(body)
     assert torch.equal(found[0][0], out[0]) and torch.equal(found[1][0], lse[0])
 
@@ -265,7 +264,9 @@ def test_tensors_that_are_not_dense() -> None:
     expected = some.run(body)
     again = case(form, [[20], range(6)], 1)
     turned = torch.cat((again.q, again.new_k, again.new_v), 1).transpose(1, 2).contiguous().transpose(1, 2)
-    again.q, again.new_k, again.new_v = turned[:, :2], turned[:, 2:3], turned[:, 3:]
+    again.q = turned[:, :2]
+    again.new_k = turned[:, 2:3]
+    again.new_v = turned[:, 3:]
     cache = again.write_history(body)
     out = torch.empty(7, 2, 32, device=DEVICE)[..., ::2]
     lse = torch.empty(2, 7, device=DEVICE).T

@@ -111,7 +111,8 @@ class Links:
     """A CUDA driver that knows `count` GPUs, and which attributes pairs of them have."""
 
     def __init__(self, count: int, has: Any) -> None:
-        self._count, self._has = count, has
+        self._count = count
+        self._has = has
 
     def cuInit(self, flags: Any) -> int:
         return 0
@@ -143,7 +144,10 @@ class Driver:
     """A CUDA driver whose device is the processor's memory; rank `broken` cannot open what others show."""
 
     def __init__(self, rank: int, broken: int = -1) -> None:
-        self._rank, self._broken, self.kept, self.calls = rank, broken, list[Any](), list[str]()
+        self._rank = rank
+        self._broken = broken
+        self.kept = list[Any]()
+        self.calls = list[str]()
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> int:

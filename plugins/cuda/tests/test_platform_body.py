@@ -173,7 +173,10 @@ class Allocators:
     last graph has gone."""
 
     def __init__(self) -> None:
-        self.pools, self.device, self.pinned, self.users = 0, set[int](), set[int](), dict[int, int]()
+        self.pools = 0
+        self.device = set[int]()
+        self.pinned = set[int]()
+        self.users = dict[int, int]()
         self.generator_recorded = False
 
     def handle(self) -> int:
@@ -188,7 +191,10 @@ class Graph:
     """Torch's CUDAGraph. Where CUDA has given a recording up, its end raises before the allocators are told."""
 
     def __init__(self, allocators: Allocators) -> None:
-        self.allocators, self.pool, self.given_up, self.made = allocators, 0, False, False
+        self.allocators = allocators
+        self.pool = 0
+        self.given_up = False
+        self.made = False
 
     def capture_begin(self, pool: int, capture_error_mode: str) -> None:
         self.pool, users = pool, self.allocators.users

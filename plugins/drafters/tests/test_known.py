@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,8 @@ from engine.types.params import SamplingParams
 from engine.types.plan import NewSlot
 from engine_drafters.known.card import KnownOptions
 from engine_drafters.known.drafter import KnownDrafterBody
+from engine_sdk.conformance import DrafterConformance
+from engine_sdk.conformance import drafter as suite
 
 VOCAB, LENGTH = 50, 4000
 
@@ -65,3 +69,21 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -
         file.write_text(text)
     with pytest.raises(ConfigError, match=r"answers\.json.*number of the prompt's tokens"):
         made(str(file), 0.5)
+
+
+class TestKnown(DrafterConformance):
+    """Of prompts of one token, for each of which an answer is recorded."""
+
+    driver, places = "known", frozenset({"answers"})
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        answers = np.random.default_rng(2).integers(0, suite.VOCAB, (suite.VOCAB, suite.LENGTH))
+        answers[:, 0] = np.arange(suite.VOCAB)
+        file = tmp_path_factory.mktemp("known") / "answers.json"
+        file.write_text(json.dumps([[1, answer] for answer in answers.tolist()]))
+        cls.options = {"answers": str(file)}
+
+    def new_slot(self, slot: int, tokens: Sequence[int], salt: str | None) -> NewSlot:
+        return msgspec.structs.replace(super().new_slot(slot, tokens, salt), num_prompt_tokens=1)

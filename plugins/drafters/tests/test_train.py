@@ -11,7 +11,7 @@ from engine_drafters.train.__main__ import KINDS
 from engine_drafters.train.draft_model import Draft
 from engine_drafters.train.eagle3 import Eagle3, Eagle3Head
 from engine_drafters.train.loop import Acceptance, measure, train
-from engine_drafters.train.medusa import Medusa, MedusaHeads
+from engine_drafters.train.medusa import MedusaHeads, MedusaTraining
 from engine_drafters.train.target import Batch, Target, batches, make_batch
 from engine_drafters.train.texts import Text, read_texts, save_texts
 from engine_drafters.train.tree import grown, right_paths, tokens_per_step
@@ -136,7 +136,7 @@ def test_streams_are_those_of_transformers_but_for_the_last_which_is_not_normed(
 def test_a_few_steps_on_a_random_target_lower_the_loss(target: Target, kind: str) -> None:
     objective = {
         "eagle3": lambda: eagle3(target),
-        "medusa": lambda: Medusa(target, MedusaHeads(16, heads=2, layers=1)),
+        "medusa": lambda: MedusaTraining(target, MedusaHeads(16, heads=2, layers=1)),
         "draft": lambda: Draft(target, llama(1)),
     }[kind]()
     batch = make_batch(texts())
@@ -191,7 +191,7 @@ def test_a_tree_for_medusa(target: Target) -> None:
     heads, batch = MedusaHeads(16, 3, 1), make_batch(texts())
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter)
-    objective = Medusa(target, heads)
+    objective = MedusaTraining(target, heads)
     paths = right_paths(objective, batch)
     best = [logits.topk(VOCAB_SIZE).indices for logits in objective.logits(batch)]
     for step, order in enumerate(best):

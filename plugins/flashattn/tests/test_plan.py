@@ -51,7 +51,8 @@ def test_captured_launches_serve_later_steps(card: Any, steps: str, window: int 
         for name, value in vars(case.batch).items():
             if isinstance(value, torch.Tensor):
                 getattr(batch, name).copy_(value)
-        batch.query_start_loc_host, batch.seq_lens_bound = case.batch.query_start_loc_host, case.batch.seq_lens_bound
+        batch.query_start_loc_host = case.batch.query_start_loc_host
+        batch.seq_lens_bound = case.batch.seq_lens_bound
         assert body.plan(batch, case.group, plan) is plan
         out, lse = case.outputs()
         case.launch(body, cache, captured, out, lse)

@@ -39,7 +39,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         check(kv_layout == "NHD" and backend == "fa2", "the double knows NHD and fa2 alone")
         check(float_workspace_buffer.dtype == torch.uint8, "a workspace of bytes")
         self._use_cuda_graph = use_cuda_graph
-        self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr_buf, paged_kv_indptr_buf
+        self._qo_indptr_buf = qo_indptr_buf
+        self._paged_kv_indptr_buf = paged_kv_indptr_buf
         self._paged_kv_indices_buf = paged_kv_indices_buf
         self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buf
         self._pin_memory_int_workspace_buffer = torch.empty(0)
@@ -98,7 +99,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
             self._paged_kv_last_page_len_buf.copy_(paged_kv_last_page_len)
             self._paged_kv_indices_buf[: len(paged_kv_indices)].copy_(paged_kv_indices)
         else:
-            self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr.clone(), paged_kv_indptr.clone()
+            self._qo_indptr_buf = qo_indptr.clone()
+            self._paged_kv_indptr_buf = paged_kv_indptr.clone()
             self._paged_kv_indices_buf = paged_kv_indices.clone()
             self._paged_kv_last_page_len_buf = paged_kv_last_page_len.clone()
         reach = pages if window_left < 0 else [min(n, -(-(window_left + TILE) // page_size)) for n in pages]
@@ -113,9 +115,13 @@ class BatchPrefillWithPagedKVCacheWrapper:
         else:
             self._plan = plan
         self._last = int(qo_indptr[-1])
-        self._page_size, self._heads = page_size, (num_qo_heads, num_kv_heads, head_dim_qk)
-        self._window_left, self._cap, self._sm_scale = window_left, logits_soft_cap or 0.0, sm_scale
-        self._dtypes, self._causal = (q_data_type, kv_data_type), causal
+        self._page_size = page_size
+        self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+        self._window_left = window_left
+        self._cap = logits_soft_cap or 0.0
+        self._sm_scale = sm_scale
+        self._dtypes = (q_data_type, kv_data_type)
+        self._causal = causal
 
     def run(self, q, paged_kv_cache, *args, out=None, lse=None, return_lse=False, lse_base="log2", lse_layout="NH"):
         k, v = paged_kv_cache

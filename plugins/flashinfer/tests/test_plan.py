@@ -35,7 +35,8 @@ def refill(batch: Any, other: Any) -> None:
     for name, value in vars(other).items():
         if isinstance(value, torch.Tensor):
             getattr(batch, name).copy_(value)
-    batch.query_start_loc_host, batch.seq_lens_bound = other.query_start_loc_host, other.seq_lens_bound
+    batch.query_start_loc_host = other.query_start_loc_host
+    batch.seq_lens_bound = other.seq_lens_bound
 
 
 @pytest.mark.parametrize("window", [None, 9])

@@ -32,7 +32,8 @@ class Compiled:
     """What FlashInfer compiles for a form: `plan` and `paged_run`, called by position (csrc/batch_prefill.cu)."""
 
     def __init__(self, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
-        self.dtypes, self.planned = (q_dtype, kv_dtype), {}
+        self.dtypes = (q_dtype, kv_dtype)
+        self.planned = {}
 
     def plan(self, *given: Any) -> int:
         floats, device, pinned, queries, pages, lengths, most_rows, rows, heads, kv_heads, page_size, fixed = given[:12]
@@ -69,9 +70,12 @@ class Compiled:
         double = self.planned[planned]
         assert planned == device.data_ptr() and (mask, layout, pdl) == (CAUSAL, NHD, False)
         assert given[16] is None and window_left == double._window_left, "no mask of the caller's own"
-        double._qo_indptr_buf, double._paged_kv_indptr_buf = queries, pages
-        double._paged_kv_indices_buf, double._paged_kv_last_page_len_buf = indices, last
-        double._cap, double._sm_scale = cap, scale
+        double._qo_indptr_buf = queries
+        double._paged_kv_indptr_buf = pages
+        double._paged_kv_indices_buf = indices
+        double._paged_kv_last_page_len_buf = last
+        double._cap = cap
+        double._sm_scale = scale
         _, sums = double.run(q, (k, v), out=out, return_lse=True)
         if lse is not None:
             lse.copy_(sums)

@@ -17,8 +17,10 @@ class Files:
     """A certificate of an authority that clients know, and what a client sees of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.cert, self.key = folder / "cert.pem", folder / "key.pem"
-        self._authority, self._count = trustme.CA(), 0
+        self.cert = folder / "cert.pem"
+        self.key = folder / "key.pem"
+        self._authority = trustme.CA()
+        self._count = 0
         self.write()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(self.cert, self.key)

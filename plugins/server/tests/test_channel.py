@@ -48,7 +48,8 @@ async def test_questions_answers_and_news() -> None:
     }
     out, back = Way(), Way()
     here, there = Channel({}, out.send), Channel(handlers, back.send)
-    out.other, back.other = there, here
+    out.other = there
+    back.other = here
     waiting = asyncio.ensure_future(here.ask("slow", 4))
     for size in (0, 10, 300):
         here.tell("note", b"x" * size)

@@ -16,7 +16,8 @@ from engine_server.program import StatisticsLog
 
 class Engine:
     def __init__(self):
-        self.last_stats, self.num_unfinished = None, 0
+        self.last_stats = None
+        self.num_unfinished = 0
 
     def now(self, **changes):
         old = {} if self.last_stats is None else {f: getattr(self.last_stats, f) for f in StepStats.__struct_fields__}

@@ -19,7 +19,8 @@ class Markov:
     """Log probabilities from the last two tokens; the most likely `k` are told."""
 
     def __init__(self, seed: int, k: int = VOCAB) -> None:
-        self.rng, self.k = random.Random(seed), k
+        self.rng = random.Random(seed)
+        self.k = k
         self.rows: dict[tuple[int, ...], list[float]] = {}
         self.calls: list[list[tuple[int, int]]] = []
 

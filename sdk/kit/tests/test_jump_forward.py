@@ -35,9 +35,13 @@ class Table:
         known = PROMPT + len(outputs)
         self.tokens = np.zeros((1, 120), np.int32)
         self.tokens[0, PROMPT:known] = outputs
-        self.prompt, self.known = np.array([PROMPT]), np.array([known])
-        self.placed, self.limit, self.order = self.known + ahead, np.array([limit]), np.array([1])
-        self.matched, self.waits = np.array([True]), np.array([False])
+        self.prompt = np.array([PROMPT])
+        self.known = np.array([known])
+        self.placed = self.known + ahead
+        self.limit = np.array([limit])
+        self.order = np.array([1])
+        self.matched = np.array([True])
+        self.waits = np.array([False])
         matcher = SimpleNamespace(forced_bytes=lambda: forced)
         self._request = SimpleNamespace(matcher=matcher, root=root)
 

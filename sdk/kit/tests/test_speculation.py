@@ -88,7 +88,8 @@ class Played:
         self.slots = SimpleNamespace(
             placed=np.zeros(rows, np.int32), limit=np.full(rows, 10**9, np.int32), order=np.arange(rows)
         )
-        self.at, self.seconds = 0, 0.0
+        self.at = 0
+        self.seconds = 0.0
 
     def step(self, right: np.ndarray) -> int:
         """A step; the drafts that it had. right: of each token to come, whether a draft of it is right."""

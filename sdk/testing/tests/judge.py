@@ -94,7 +94,9 @@ class Judged:
     """See `engine.interfaces.grammar.Matcher`. Takes every token, and the end where `judge` says that the text fits."""
 
     def __init__(self, judge: Callable[[str], bool], ends: Sequence[int]) -> None:
-        self._judge, self._ends, self._tokens = judge, ends, list[int]()
+        self._judge = judge
+        self._ends = ends
+        self._tokens = list[int]()
 
     @property
     def finished(self) -> bool:

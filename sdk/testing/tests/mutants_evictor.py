@@ -22,7 +22,9 @@ class DoubleFree(LRU):
     def victims(self, n: int, table: int) -> np.ndarray:
         head, stamps, count = self._head, self._stamps.copy(), self._len
         found = super().victims(n, table)
-        self._head, self._stamps, self._len = head, stamps, count
+        self._head = head
+        self._stamps = stamps
+        self._len = count
         return found
 
 
@@ -188,7 +190,8 @@ class TwoQueues(LRU):
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
-        self.again, self.hashes = LRU(context), [b""] * context.num_pages
+        self.again = LRU(context)
+        self.hashes = [b""] * context.num_pages
         self.known = np.zeros(context.num_pages, bool)
         self.ghosts: OrderedDict[bytes, None] = OrderedDict()
         self.most = context.num_pages

@@ -90,7 +90,8 @@ class OneMorePlace(PlainScheduler):
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self._total += 1
-        self._free, self._num_free = np.arange(self._total - 1, -1, -1, dtype=np.int32), self._total
+        self._free = np.arange(self._total - 1, -1, -1, dtype=np.int32)
+        self._num_free = self._total
 
 
 class RefusesTheLast(PlainScheduler):

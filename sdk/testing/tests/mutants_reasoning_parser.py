@@ -71,7 +71,8 @@ class ThinksAgain(Qwen3Parser):
             told = super().push(text)
             if "<think>" in told.content:
                 before, _, after = told.content.partition("<think>")
-                self._place, self._fresh = "inside", False
+                self._place = "inside"
+                self._fresh = False
                 return ReasoningDelta(told.reasoning + after, before)
             return told
 

@@ -25,7 +25,8 @@ class Stream:
     """A sound stream, of which mutants change one thing."""
 
     def __init__(self, owner: Any, skip: bool, prompt: Ids) -> None:
-        self.owner, self.skip = owner, skip
+        self.owner = owner
+        self.skip = skip
         self.inner = HFTokenizerBody.stream(owner, skip, prompt)
 
     def push(self, ids: Ids) -> str:

@@ -60,7 +60,8 @@ class SwallowsSlips(HermesParser):
 
     class Text(HermesText):
         def give_up(self, text: str, position: int, after: int, untold: str = "") -> int:
-            self._taken, self.state = None, self.in_content
+            self._taken = None
+            self.state = self.in_content
             self._announced = False
             return after
 

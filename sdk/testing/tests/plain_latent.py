@@ -26,7 +26,9 @@ class PlainLatent:
 
     def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
         plan = PlainPlan() if out is None else out
-        plan.slots, plan.table, start = batch.slot_mapping, batch.block_table, batch.query_start_loc_host
+        plan.slots = batch.slot_mapping
+        plan.table = batch.block_table
+        start = batch.query_start_loc_host
         plan.queries = [
             (token, row, self.place(batch, row, token))
             for row in range(batch.num_rows)

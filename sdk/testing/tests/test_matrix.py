@@ -103,6 +103,19 @@ def test_a_lack_of_the_test_is_no_word_of_the_driver(tmp_path: Path) -> None:
     assert (results["test_hardware"].outcome, results["test_hardware"].not_served) == ("skipped", False)
 
 
+def test_where_something_lies_is_no_option_of_a_column(tmp_path: Path) -> None:
+    """A folder, say, is another one in each run."""
+    path = tmp_path / "test_placed.py"
+    path.write_text(
+        "from engine_sdk.conformance import DrafterConformance\n\n"
+        "class TestPlaced(DrafterConformance):\n"
+        "    driver, places = 'ngram', {'min_match'}\n"
+        "    options = {'min_match': 3, 'num_tokens': 5}\n"
+    )
+    report = run_file(path, only=["TestPlaced::test_card_is_sound"])
+    assert report.tested["TestPlaced"].options == {"num_tokens": 5}
+
+
 def functions_of(point: str) -> set[str]:
     """The names of a suite's tests, and of its long ranges."""
     classes = [getattr(kit, name) for name in (*kit.SUITES[point], *kit.VARIANTS.get(point, ()))]

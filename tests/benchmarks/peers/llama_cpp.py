@@ -86,7 +86,8 @@ class LlamaCpp:
         write_gguf(Path(settings.checkpoint), whole)
         parameters = api.llama_model_quantize_default_params()
         types = {"int8": api.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": api.LLAMA_FTYPE_MOSTLY_Q4_0}
-        parameters.ftype, parameters.nthread = types[settings.weights], settings.threads
+        parameters.ftype = types[settings.weights]
+        parameters.nthread = settings.threads
         status = api.llama_model_quantize(str(whole).encode(), str(target).encode(), ctypes.byref(parameters))
         whole.unlink()
         if status:
@@ -100,7 +101,8 @@ class LlamaCpp:
         import llama_cpp as api
         import numpy as np
 
-        self._api, self._np = api, np
+        self._api = api
+        self._np = np
         api.llama_backend_init()
         model = api.llama_model_load_from_file(str(self._path(settings)).encode(), api.llama_model_default_params())
         if not model:

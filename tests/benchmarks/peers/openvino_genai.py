@@ -90,7 +90,9 @@ class OpenVinoGenai:
         configs = []
         for n in output_lens:
             config = openvino_genai.GenerationConfig()
-            config.max_new_tokens, config.ignore_eos, config.do_sample = n, True, False
+            config.max_new_tokens = n
+            config.ignore_eos = True
+            config.do_sample = False
             configs.append(config)
         asked = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         results = sorted(self._pipeline.generate(asked, configs), key=lambda result: result.m_request_id)

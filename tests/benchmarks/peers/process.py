@@ -60,7 +60,8 @@ class PeerProcess:
     """
 
     def __init__(self, peer: Peer, python: Path, cache: Path, settings: Settings) -> None:
-        self.peer, self.settings = peer, settings
+        self.peer = peer
+        self.settings = settings
         self.versions: dict[str, str] = {}
         self._log = cache / "logs" / f"worker-{peer.name}.txt"
         self._log.parent.mkdir(parents=True, exist_ok=True)

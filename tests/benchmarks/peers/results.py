@@ -135,4 +135,5 @@ class Results(msgspec.Struct, kw_only=True):
         self.left_out += [entry for entry in other.left_out if entry not in self.left_out]
         self.commands += [command for command in other.commands if command not in self.commands]
         self.versions |= other.versions
-        self.date, self.pairs = max(self.date, other.date), min(self.pairs, other.pairs)
+        self.date = max(self.date, other.date)
+        self.pairs = min(self.pairs, other.pairs)

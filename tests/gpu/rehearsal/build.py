@@ -87,7 +87,8 @@ class Builder:
     """
 
     def __init__(self, into: Path, headers: Sequence[Path], optimised: str = "-O2") -> None:
-        self.into, self._headers = into, headers
+        self.into = into
+        self._headers = headers
         self._compile = [compiler(), *FLAGS, optimised, *(f"-isystem{folder}" for folder in headers)]
 
     def library(self, name: str, sources: Sequence[str], names: Sequence[str] = (), needs: Sequence[str] = ()) -> Path:

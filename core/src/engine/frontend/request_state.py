@@ -74,7 +74,8 @@ class SequenceState:
         self.params = params
         self.output = CompletionOutput(index)
         if params.logprobs is not None or params.num_sequences > params.n:
-            self.output.logprobs, self.output.cumulative_logprob = [], 0.0
+            self.output.logprobs = []
+            self.output.cumulative_logprob = 0.0
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream(params.skip_special_tokens, prompt_token_ids) if params.detokenize else None
         self._scanner = scanner
@@ -131,13 +132,16 @@ class SequenceState:
         if output.logprobs is not None:
             self._take_logprobs(ids, (news.new_logprobs or [])[:taken])
         if match is not None:
-            output.finish_reason, output.stop_reason = str(FinishReason.STOP), match
+            output.finish_reason = str(FinishReason.STOP)
+            output.stop_reason = match
         elif news.finish_reason is not None:
             match = self._finish(shown)
             if match is not None and news.finish_reason is not FinishReason.ERROR:
-                output.finish_reason, output.stop_reason = str(FinishReason.STOP), match
+                output.finish_reason = str(FinishReason.STOP)
+                output.stop_reason = match
             else:
-                output.finish_reason, output.stop_reason = str(news.finish_reason), news.stop_reason
+                output.finish_reason = str(news.finish_reason)
+                output.stop_reason = news.stop_reason
         new = "".join(shown)
         if new:
             self._texts.append(new)
@@ -210,7 +214,8 @@ class FilteredSequence(SequenceState):
                 text = self._filter(text, self.finished)
             except HookFailedError as error:
                 text, self.failure = "", error
-                self.output.finish_reason, self.output.stop_reason = str(FinishReason.ERROR), None
+                self.output.finish_reason = str(FinishReason.ERROR)
+                self.output.stop_reason = None
         if text:
             self._texts.append(text)
         return text, num_tokens
@@ -433,5 +438,6 @@ def _joined(old: list[CompletionOutput], new: list[CompletionOutput]) -> list[Co
         if seen.logprobs is not None and delta.logprobs is not None:
             seen.logprobs += delta.logprobs
         seen.cumulative_logprob = delta.cumulative_logprob
-        seen.finish_reason, seen.stop_reason = delta.finish_reason, delta.stop_reason
+        seen.finish_reason = delta.finish_reason
+        seen.stop_reason = delta.stop_reason
     return [by_index[index] for index in sorted(by_index)]

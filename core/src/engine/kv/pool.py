@@ -7,7 +7,8 @@ Every page but the null page is in exactly one state:
     evictable  nobody holds it and it has cached content: the evictor orders these
     free       nobody holds it and it has no cached content
 
-The evictor is told once a step (`take`), in arrays: commits, then touches, then releases; then it is asked for victims.
+The evictor is told once a step (`take`), in arrays: new cached pages, then touches, then releases; then it is asked for
+victims.
 """
 
 from __future__ import annotations
@@ -257,10 +258,13 @@ class PagePool:
         """What happened to evictable pages since the last time. `take` does it first; a step that takes nothing may."""
         self._tell_commits()
         if self._touches:
-            touches, self._touches, self._untold = self._once(np.concatenate(self._touches)), [], 0
+            touches = self._once(np.concatenate(self._touches))
+            self._touches = []
+            self._untold = 0
             self._evictor.on_touch(touches)
         if self._releases:
-            pages, self._releases = np.concatenate(self._releases), []
+            pages = np.concatenate(self._releases)
+            self._releases = []
             pages = pages[self.evictable[pages]]  # others were taken back meanwhile
             pages = self._once(pages[::-1])[::-1]  # a page that was taken back and released again counts by its last
             if pages.size:

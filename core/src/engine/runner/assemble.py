@@ -40,7 +40,7 @@ from engine.runner.capture import why_not_captured
 from engine.runner.drafting import ChosenDrafter, Drafting
 from engine.runner.drawing import Draws
 from engine.runner.session import Session
-from engine.runner.states import States
+from engine.runner.states import StateBackend
 from engine.runner.transfers import Transfers
 from engine.sampling.faults import SlotFaults
 from engine.sampling.processors import Processor, ProcessorChain
@@ -371,7 +371,7 @@ def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCont
         needs.append(need)
         if group.kind == "state":
             assert context.platform is not None
-            backends[group.kind] = States(context.platform, sites, start.parallel.tp)
+            backends[group.kind] = StateBackend(context.platform, sites, start.parallel.tp)
             continue
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
     return AttentionLayers(start.layout, sites, tuple(needs), backends)

@@ -18,7 +18,7 @@ from engine.types.plan import StepPlan
 
 Backend = Any
 """A driver's body: an `AttentionBackend`; for layers of kind "mla" a `LatentAttentionBackend`; for those of kind
-"state" an `engine.runner.states.States`."""
+"state" an `engine.runner.states.StateBackend`."""
 
 
 class LayerAttention:
@@ -108,7 +108,7 @@ class AttentionLayers:
         plans: of the step under way, one for each group. The runner sets its items; layers read them.
         pool: uint8 [num_pages, page_bytes]; None before it is bound.
         sites: the layers' attention, by site.
-        states: an `engine.runner.states.States`; None where no layer has any.
+        states: an `engine.runner.states.StateBackend`; None where no layer has any.
     """
 
     def __init__(

@@ -125,7 +125,8 @@ class ModelRunner:
             return None
         for bucket in reversed(self._buckets[width]):  # the largest first: where steps share memory, it makes room
             step = Step(self._buffers.frame(bucket, bucket * width, width), [None] * len(self._groups))
-            step.select, step.listeners = step.frame.select, self._listeners
+            step.select = step.frame.select
+            step.listeners = self._listeners
             self._fill_more(step, decodes(np.zeros(bucket, np.int64), width))
             trial = DecodeTrial(
                 self._platform,
@@ -265,7 +266,9 @@ class ModelRunner:
         if not buckets or plan.num_rows > buckets[-1]:
             step = self._eager_step(plan)
             if self._listeners or self._looking_on:
-                step.listeners, step.plan, step.streams = [*self._listeners, *heard], plan, {}
+                step.listeners = [*self._listeners, *heard]
+                step.plan = plan
+                step.streams = {}
             return step, False
         key = CaptureKey(buckets[bisect_left(buckets, plan.num_rows)], width, variant=self._variant)
         return self._captured[key], True
@@ -362,10 +365,9 @@ class ModelRunner:
             assert self._link is not None
             step.left = self._link.left(state)
         elif step.select is None:
-            step.logits, step.broken = self._ops.check_logits(self._model.logits(hidden))
+            step.take(self._ops.check_logits(self._model.logits(hidden)))
         elif len(step.select):
-            logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
-            step.logits, step.broken = self._ops.check_logits(logits)
+            step.take(self._ops.check_logits(self._model.logits(self._ops.gather_rows(hidden, step.select))))
 
 
 def _has(part: StepPart, method: str) -> bool:

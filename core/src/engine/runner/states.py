@@ -39,7 +39,7 @@ class StatePlan(NamedTuple):
     blocks: torch.Tensor | None = None
 
 
-class States:
+class StateBackend:
     """All states of a worker. Stands where attention's drivers do, for layers of kind "state".
 
     Args:
@@ -57,13 +57,13 @@ class States:
         self._platform = platform
         self._specs = specs
         self._num_ranks = num_ranks
-        self._sites: list[StateSite] = []
+        self._sites: list[LayerStates] = []
         self.step: StepPlan | None = None
 
-    def site(self, attention: AttentionLayers, layer: int) -> StateSite:
+    def site(self, attention: AttentionLayers, layer: int) -> LayerStates:
         """The states of the model's layer of this index. Raises ContractError for one of another stage."""
         given, site = attention.given(layer, 0.0, kind="state")
-        attention.sites[site] = made = StateSite(given, self, attention.plans)
+        attention.sites[site] = made = LayerStates(given, self, attention.plans)
         self._sites.append(made)
         return made
 
@@ -115,12 +115,12 @@ class States:
         return StatePlan(found, sent[5], table[sent[4]]) if rows.size else StatePlan(found)
 
 
-class StateSite(LayerAttention):
+class LayerStates(LayerAttention):
     """One layer's states. Implements `engine.interfaces.model.StateSite`."""
 
     __slots__ = ("_kept", "pool")
 
-    def __init__(self, layer: AttentionLayer, backend: States, plans: list[Any]) -> None:
+    def __init__(self, layer: AttentionLayer, backend: StateBackend, plans: list[Any]) -> None:
         super().__init__(layer, backend, plans)
         self._kept: dict[str, torch.Tensor] = {}
         self.pool: dict[str, torch.Tensor] = {}
@@ -148,7 +148,7 @@ class StateSite(LayerAttention):
         self._kept[name] = states[len(write) :]
 
     def restore(self, counts: torch.Tensor) -> None:
-        """See `States.restore`."""
+        """See `StateBackend.restore`."""
         plan: StatePlan = self._plans[self.layer.group.index]
         if plan.drafted is None or plan.blocks is None:
             return

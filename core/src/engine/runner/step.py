@@ -54,6 +54,12 @@ class Step:
         made = (self.hidden, self.logits, self.broken)
         return *self.streams.values(), *(tensor for tensor in made if tensor is not None)
 
+    def take(self, checked: Sequence[torch.Tensor]) -> None:
+        """The logits, checked: and which rows' are not numbers."""
+        logits, broken = checked
+        self.logits = logits
+        self.broken = broken
+
     def replace(self, outputs: tuple[torch.Tensor, ...]) -> None:
         """Let others stand in the place of `outputs`."""
         others = outputs[len(self.streams) :]
@@ -63,7 +69,8 @@ class Step:
         elif self.logits is None:
             (self.hidden,) = others
         else:
-            self.hidden, self.logits, self.broken = others
+            self.hidden = others[0]
+            self.take(others[1:])
 
 
 class Drawing(NamedTuple):

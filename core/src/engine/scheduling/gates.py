@@ -1,8 +1,9 @@
 """Gates: what a new request waits for before it may be queued, made beside the loop.
 
-The matcher of a constraint is made behind a gate, and so will be an adapter's weights, the features of an image, or
-keys and values that lie elsewhere. A request that waits at a gate, or at several, is PENDING; others go on. Whatever
-becomes ready wakes the loop, so a core whose requests are all pending sleeps.
+The matcher of a constraint is made behind a gate, and so will be an adapter's weights, or the features of an image. A
+request that waits at a gate, or at several, is PENDING; others go on. Whatever becomes ready wakes the loop, so a core
+whose requests are all pending sleeps. Keys and values that lie elsewhere are behind no gate: their connector is polled,
+with a plan every 2 to 16 ms (`scheduling/loading.py`), and so is one that answers a lookup by LATER.
 """
 
 from __future__ import annotations

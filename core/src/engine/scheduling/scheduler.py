@@ -33,10 +33,11 @@ from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gate, Gates
 from engine.scheduling.loading import Connector, Connectors
 from engine.scheduling.preemption import Swapping
+from engine.scheduling.results import check_result
 from engine.scheduling.slots import Request, SlotTable
 from engine.scheduling.states import States
 from engine.scheduling.structured import Constraints
-from engine.scheduling.update import accept, check_result
+from engine.scheduling.update import accept
 from engine.types.errors import EngineError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import BROKEN, StepPlan, StepResult

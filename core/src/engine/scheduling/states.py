@@ -23,9 +23,9 @@ from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gates
 from engine.scheduling.loading import Connectors
 from engine.scheduling.preemption import Preemptions, Swapping
+from engine.scheduling.results import broken_logits
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
-from engine.scheduling.update import broken_logits
 from engine.types.errors import (
     ContractError,
     EngineError,

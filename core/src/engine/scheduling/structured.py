@@ -246,9 +246,11 @@ class Ending(NamedTuple):
     def write(self, output: CoreOutput) -> None:
         """Say so in the request's output."""
         if self.error is None:
-            output.completed, output.finish_reason = True, FinishReason.STOP
+            output.completed = True
+            output.finish_reason = FinishReason.STOP
         else:
-            output.error, output.finish_reason = self.error.parts, FinishReason.ERROR
+            output.error = self.error.parts
+            output.finish_reason = FinishReason.ERROR
 
 
 def follow(

@@ -21,7 +21,8 @@ class LineReader:
 
     def __init__(self, history: Path | None, words: Sequence[str] = ()) -> None:
         self._readline = _readline()
-        self._history, self._words = history, words
+        self._history = history
+        self._words = words
         if self._readline is None:
             return
         # Only what is said to the model is remembered, not every answer to a question of ours.

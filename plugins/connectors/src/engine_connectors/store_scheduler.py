@@ -219,7 +219,7 @@ class StoreScheduler(KVConnectorScheduler):
 
     # -- plans and news ------------------------------------------------------------------------------------------------
     def plan_section(self) -> bytes | None:
-        """See the interface."""
+        """What has been decided since the last plan: None where that is nothing."""
         section = self._section
         if not (section.save_keys or section.loads or section.used):
             return None

@@ -15,7 +15,7 @@ from loopback import free_port
 
 from engine.types.errors import ConfigError
 from engine_connectors.tcp.exchange import MOST_PART_BYTES, Exchange, Receiving
-from engine_connectors.tcp.messages import WHOLE, Data, Fetch, Lacking, News, Offer, Ready, TablePages, Want
+from engine_connectors.tcp.messages import WHOLE, Data, ExchangeNews, Fetch, Lacking, Offer, Ready, TablePages, Want
 
 PAGES, SIZE = 64, 4096
 IDENTITY = b"the same"
@@ -29,7 +29,8 @@ class Ends:
         rng = np.random.default_rng(0)
         self.full = rng.integers(0, 256, (pages, size), np.uint8)
         self.empty = np.zeros((pages, size), np.uint8)
-        self.key, self.timeout = key, timeout
+        self.key = key
+        self.timeout = timeout
         self.p = self.end(0, self.full)
         self.d = self.end(1, self.empty)
 
@@ -68,15 +69,15 @@ def tables(first: int, *pages: int, table: int = 0) -> list[TablePages]:
     return [TablePages(table, first, np.array(pages, np.int32))]
 
 
-def wait(end: Exchange, *, fetched: int = 0, sent: int = 0, seconds: float = 10) -> News:
+def wait(end: Exchange, *, fetched: int = 0, sent: int = 0, seconds: float = 10) -> ExchangeNews:
     """What it tells, put together, until so much has ended."""
-    whole, until = News(rank=end._rank), time.monotonic() + seconds
+    whole, until = ExchangeNews(rank=end._rank), time.monotonic() + seconds
     while len(whole.fetched) < fetched or len(whole.sent) < sent:
         assert time.monotonic() < until, (whole, end.counts)
         if (news := end.news()) is None:
             time.sleep(0.002)
             continue
-        whole = News(
+        whole = ExchangeNews(
             rank=news.rank,
             fetched=whole.fetched + news.fetched,
             failed=whole.failed + news.failed,
@@ -85,7 +86,7 @@ def wait(end: Exchange, *, fetched: int = 0, sent: int = 0, seconds: float = 10)
     return whole
 
 
-def pull(ends: Ends, count: int = 40) -> tuple[News, list[int], list[int]]:
+def pull(ends: Ends, count: int = 40) -> tuple[ExchangeNews, list[int], list[int]]:
     """Pull pages 1, 3, 5 ... and what lies behind them into pages from the end on; news, and both lists of pages."""
     theirs = [*range(1, count, 2), *range(2, count, 2)]
     ours = [PAGES - 1 - i for i in range(len(theirs))]

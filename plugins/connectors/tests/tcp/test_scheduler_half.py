@@ -13,7 +13,7 @@ from engine.interfaces.kv_connector import Found, KVConnectorNeed, Pages
 from engine.process import wire
 from engine.types.parallel import Parallel
 from engine_connectors.tcp.card import TCPConnector, TCPOptions
-from engine_connectors.tcp.messages import News, Section
+from engine_connectors.tcp.messages import ExchangeNews, ExchangeSection
 from engine_connectors.tcp.scheduler_half import TCPScheduler
 
 ASK = {"do_remote_decode": True}
@@ -39,13 +39,13 @@ def pages(*ids: int, first: int = 0) -> list[Pages]:
     return [Pages(0, first, np.array(ids, np.int32))]
 
 
-def section(one: TCPScheduler) -> Section:
+def section(one: TCPScheduler) -> ExchangeSection:
     found = one.plan_section()
-    return Section() if found is None else wire.decoder(Section).decode(found)
+    return ExchangeSection() if found is None else wire.decoder(ExchangeSection).decode(found)
 
 
 def news(rank: int = 0, **told: Any) -> bytes:
-    return wire.encode(News(rank=rank, **told))
+    return wire.encode(ExchangeNews(rank=rank, **told))
 
 
 def told_by(p: TCPScheduler, tokens: int = 18) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_who_follows_computes_itself_what_its_cache_has_by_now():
     asking = request({**params, "remote_host": "127.0.0.1", "remote_port": 7}, name="d")
     assert d.lookup(asking, 4) == Found(12, True)
     d.allocated(asking, pages(5, first=4), 16, 18)  # the plan computes its last tokens
-    assert section(d) == Section()
+    assert section(d) == ExchangeSection()
     d.computed(asking, pages(1, 2, 3, 4), 16)
     assert section(d).unwanted == [("127.0.0.1:7", "x", 1)]
 
@@ -204,7 +204,7 @@ def test_a_push_to_whom_a_client_names_or_by_a_name_that_is_taken_is_none(caplog
         other = request(bad, name="other")
         p.allocated(other, pages(3, 4), 0, 8)
         assert p.finished(other, pages(3, 4)).seconds == 0.0
-        assert section(p) == Section()
+        assert section(p) == ExchangeSection()
     assert caplog.text.count("--kv-connector.peers") == 3
     p.check_integrity()
     p.aborted("other")

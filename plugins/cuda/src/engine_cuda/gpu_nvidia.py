@@ -27,7 +27,7 @@ Load = Callable[[str], Any]
 """Opens a shared library, as `ctypes.CDLL`; raises OSError."""
 
 
-class _Memory(ctypes.Structure):
+class _MemoryInfo(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
@@ -113,7 +113,7 @@ class _Nvml(_Library):
         return gpus, ordered and whole and known
 
     def _gpu(self, handle: Any) -> Gpu:
-        memory, major, minor = _Memory(), ctypes.c_int(), ctypes.c_int()
+        memory, major, minor = _MemoryInfo(), ctypes.c_int(), ctypes.c_int()
         has_memory = self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)) == 0
         versions = ctypes.byref(major), ctypes.byref(minor)
         has_capability = self.call("nvmlDeviceGetCudaComputeCapability", handle, *versions) == 0

@@ -11,7 +11,7 @@ from engine.interfaces.model import ModelContext
 from engine.modeling import Linear
 from engine_kit.model_config import integer
 from engine_models.experts_card import ExpertsCard
-from engine_moe.layers import Expert, RoutedExperts, Router, StackedLinear, StackedTensor
+from engine_moe.layers import Expert, ExpertRouter, RoutedExperts, StackedLinear, StackedTensor
 from engine_moe.ops_moe.card import ClampedGLU
 
 
@@ -34,7 +34,7 @@ def routed_experts(
     Args:
         config: filled.
         name: the checkpoint's, e.g. "model.layers.0.mlp".
-        router, bias: see `Router`, in the block.
+        router, bias: see `ExpertRouter`, in the block.
         parts: the names of gate, up and down in an expert; of two the first has gate and up.
         shared: see `RoutedExperts`.
         stacked: how the checkpoint has each part of all experts in one tensor.
@@ -42,7 +42,7 @@ def routed_experts(
     """
     size, count, inner = context.description.hidden_size, card.num_experts(config), integer(config, card.inner)
     chosen_by = None if bias is None else f"{name}.{bias}"
-    chooser = Router(context, size, count, card.form(config), f"{name}.{router}", chosen_by)
+    chooser = ExpertRouter(context, size, count, card.form(config), f"{name}.{router}", chosen_by)
     linear = Linear if stacked is None else StackedLinear
 
     def expert(index: int) -> Expert:

@@ -13,7 +13,7 @@ from engine.modeling.parallel import even, group_of
 from engine_kit.model_config import Config, flag, integer, number
 from engine_models.layers import MLP, DecoderModel, self_attention
 from engine_models.nemotron_h_card import ATTENTION, DENSE, MIXER, NemotronH
-from engine_moe.layers import Router
+from engine_moe.layers import ExpertRouter
 from engine_states.layers import Mamba2Mixer
 
 _MTP = "mtp."
@@ -63,9 +63,10 @@ class LatentExperts(Module):
         self._group = group_of(context)
         routing, count = NemotronH.routing, NemotronH.routing.num_experts(config)
         chosen_by = f"{name}.gate.e_score_correction_bias"
-        self.router = Router(context, size, count, routing.form(config), f"{name}.gate", chosen_by)
+        self.router = ExpertRouter(context, size, count, routing.form(config), f"{name}.gate", chosen_by)
         latent, inner = integer(config, "moe_latent_size", size), integer(config, "moe_intermediate_size")
-        self.first, self.last = None, None
+        self.first = None
+        self.last = None
         if config.get("moe_latent_size") is not None:
             self.first = Linear(context, size, [latent], [f"{name}.fc1_latent_proj"], bias, kind="linear")
             self.last = Linear(context, latent, [size], [f"{name}.fc2_latent_proj"], bias, kind="linear")

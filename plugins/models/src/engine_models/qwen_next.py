@@ -74,7 +74,8 @@ class Qwen3NextLayer(Module):
     ) -> None:
         size, eps, block = context.description.hidden_size, _eps(config), f"{name}.mlp"
         self.mixer_norm = OffsetRMSNorm(context, size, eps, f"{name}.input_layernorm")
-        self.delta, self.attention = None, None
+        self.delta = None
+        self.attention = None
         if linear:
             self.delta = GatedDeltaNet(context, index, Qwen3Next.delta(config), f"{name}.linear_attn")
         else:

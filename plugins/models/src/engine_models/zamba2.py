@@ -41,7 +41,8 @@ class SharedBlock(Module):
         spec = next(site for site in model.sites if site.layer == index and site.kind != "state")
         heads = even(model.num_q_heads, context, f"the query heads of {name}").of_units(spec.head_size)
         kv = kv_heads(spec.num_kv_heads, context, f"the KV heads of {name}").of_units(spec.head_size)
-        self.head_size, self.heads = spec.head_size, [heads, kv, kv]
+        self.head_size = spec.head_size
+        self.heads = [heads, kv, kv]
         attention, mlp = f"{name}.self_attn", f"{name}.feed_forward"
         inner = integer(config, "intermediate_size")
         self.inner = even(inner, context, mlp)
@@ -91,7 +92,8 @@ class HybridLayer(Module):
         )
         self._ops: Any = context.ops
         self._tanh = Zamba2.act(config) == "gelu_tanh"
-        self.block, self.rotary = block, rotary
+        self.block = block
+        self.rotary = rotary
         self.attend = context.attention(index, (block.head_size / 2) ** -0.5)
         self.adapters: list[Adapter] = []
         if flag(config, "use_shared_attention_adapter", False):

@@ -43,7 +43,7 @@ class WideTensor(Module):
         return self.num_elements() * self._dtype.itemsize
 
 
-class Router(Module):
+class ExpertRouter(Module):
     """Chooses experts for each token, in float32 at least: of near experts the wrong one would be another model.
 
     Args:
@@ -215,7 +215,7 @@ class RoutedExperts(Module):
     def __init__(
         self,
         context: ModelContext,
-        router: Router,
+        router: ExpertRouter,
         experts: Sequence[Expert],
         shared: Callable[[torch.Tensor], torch.Tensor] | None = None,
         tensors: Sequence[StackedTensor] = (),

@@ -30,7 +30,9 @@ class Played:
     """See `engine.interfaces.client.OneCore`."""
 
     def __init__(self, dp_rank: int, error: EngineError | None = None, slow: bool = False) -> None:
-        self.dp_rank, self.start_error, self.slow = dp_rank, error, slow
+        self.dp_rank = dp_rank
+        self.start_error = error
+        self.slow = slow
         self.added: list[str] = []
         self.aborted: list[str] = []
         self.unfinished: dict[str, None] = {}
@@ -133,7 +135,8 @@ class Played:
         on_news: Callable[[Sequence[CoreOutputs]], None],
         on_death: Callable[[EngineError], None],
     ) -> None:
-        self.on_news, self.on_death = on_news, on_death
+        self.on_news = on_news
+        self.on_death = on_death
 
     def fileno(self) -> int:
         return self._read.fileno()
@@ -171,7 +174,8 @@ class Scripted:
         self.answer = answer
         self.seen: list[list[RankLoad]] = []
         self.died: list[int] = []
-        self.turn, self.resets = -1, 0
+        self.turn = -1
+        self.resets = 0
 
     def route(self, requests: Sequence[EngineRequest], ranks: Sequence[RankLoad]) -> int:
         self.seen.append(list(ranks))

@@ -81,7 +81,9 @@ class Case:
     def __init__(
         self, shape: Shape, rows: list[list[int]], num_decodes: int, seed: int = 0, padding: int = 0, bound: int = 0
     ) -> None:
-        self.shape, self.rows, self.num_decodes = shape, rows, num_decodes
+        self.shape = shape
+        self.rows = rows
+        self.num_decodes = num_decodes
         generator = np.random.default_rng(seed)
         lengths = np.array([row[-1] + 1 for row in rows], np.int32)
         blocks = [-(-int(n) // shape.block) for n in lengths]

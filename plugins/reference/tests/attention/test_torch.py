@@ -99,9 +99,11 @@ def test_alone_and_batched(shape: Shape, batch: dict) -> None:
     start = 0
     for r, row in enumerate(case.rows):
         alone = Case(shape, [row], num_decodes=0, seed=1)
-        alone.k, alone.v = [case.k[r]], [case.v[r]]
+        alone.k = [case.k[r]]
+        alone.v = [case.v[r]]
         alone.q = case.q[start : start + len(row)]
-        alone.new_k, alone.new_v = case.new_k[start : start + len(row)], case.new_v[start : start + len(row)]
+        alone.new_k = case.new_k[start : start + len(row)]
+        alone.new_v = case.new_v[start : start + len(row)]
         slots, keys, values = alone.old
         table = alone.batch.block_table[0].tolist()
         for i, slot in enumerate(slots):

@@ -22,7 +22,8 @@ class LateStep:
     """Done after a while, as on a device with a queue."""
 
     def __init__(self, result: StepResult, seconds: float) -> None:
-        self._result, self._due = result, time.monotonic() + seconds
+        self._result = result
+        self._due = time.monotonic() + seconds
 
     def done(self) -> bool:
         return time.monotonic() >= self._due
@@ -36,7 +37,8 @@ class EchoWorker:
     """A row's token is the slot plus the number of computed tokens plus the sum of what entered the slot."""
 
     def __init__(self, message: WorkerStart) -> None:
-        self.start_message, self.rank = message, message.place.rank
+        self.start_message = message
+        self.rank = message.place.rank
         self.fate = message.files.name
         self.sums: dict[int, int] = {}
         self.launched: list[tuple[int, float]] = []

@@ -61,9 +61,11 @@ class Running:
     """An executor that was started, and what must not outlive it."""
 
     def __init__(self, executor: Process, ready: WorkerReady) -> None:
-        self.executor, self.ready = executor, ready
+        self.executor = executor
+        self.ready = ready
         assert executor._ranks is not None
-        self.pids, self.directory = executor._ranks.pids, Path(executor._ranks.directory)
+        self.pids = executor._ranks.pids
+        self.directory = Path(executor._ranks.directory)
 
     def assert_nothing_left(self) -> None:
         assert not [pid for pid in self.pids if psutil.pid_exists(pid)]

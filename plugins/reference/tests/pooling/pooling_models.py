@@ -25,7 +25,9 @@ class PoolingCheckpoints:
     """Makes checkpoints on demand, each once."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._made, self._numbers = folder, {}, itertools.count()
+        self._folder = folder
+        self._made = {}
+        self._numbers = itertools.count()
 
     def __call__(self, architecture: str, **features: Any) -> Path:
         """The folder of a checkpoint with this architecture string."""

@@ -144,7 +144,8 @@ def test_results_that_do_not_fit_the_plan(checkpoints, how: str, task: str) -> N
 
         class Broken:
             def __init__(self, future: Any) -> None:
-                self.done, self.result = future.done, lambda timeout=None: broken(future.result(timeout), how)
+                self.done = future.done
+                self.result = lambda timeout=None: broken(future.result(timeout), how)
 
         executor.execute = lambda plan: Broken(launch(plan))
         engine.add_request("a", prompts((30,))[0], PoolingParams(task=task))

@@ -16,7 +16,7 @@ from engine_server.keys import KeyRing
 from engine_server.lifecycle import Lifecycle
 from engine_server.middleware import Dispatch, Entry
 from engine_server.plugins import ServerView, add_routes, describe_keys, wrap
-from engine_server.responses.store import Background, Responses, ResponseStore
+from engine_server.responses.store import Background, ResponseShelf, ResponseStore
 from engine_server.state import Others, ServerState
 from engine_server.stream import CLIENT_GONE, ClientGone
 
@@ -38,7 +38,7 @@ def create_app(
 
     app.add_exception_handler(ClientGone, on_gone)
     if others is None:
-        kept = Responses(ResponseStore(settings.response_store_size, settings.response_store_time))
+        kept = ResponseShelf(ResponseStore(settings.response_store_size, settings.response_store_time))
         app.state.server = ServerState(llm, lifecycle, settings, kept, Background(lifecycle))
     else:
         app.state.server = ServerState(llm, lifecycle, settings, others.responses, others.background, others)

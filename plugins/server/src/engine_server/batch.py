@@ -220,7 +220,7 @@ QUEUED_PER_PLACE = 2
 """Requests under way for each that can run: the next is there when one ends."""
 
 
-class Count(NamedTuple):
+class Tally(NamedTuple):
     """What became of the requests that were sent.
 
     Attributes:
@@ -234,7 +234,7 @@ class Count(NamedTuple):
 
 def run_batch(
     config: EngineConfig, requests: Sequence[BatchRequest], results: Results, advance: Callable[[], Any]
-) -> Count:
+) -> Tally:
     """Send every request, `QUEUED_PER_PLACE` for each place at once, to an engine that is started and shut down here.
     Results are written as they come; `advance` is called after each.
 
@@ -263,7 +263,7 @@ class _Run:
         self._failed = self._postponed = 0
         self._dead: asyncio.Future[Any]
 
-    async def run(self) -> Count:
+    async def run(self) -> Tally:
         self._dead = asyncio.get_running_loop().create_future()
         await self._llm.start(self._on_death)
         lifecycle = Lifecycle()
@@ -282,7 +282,7 @@ class _Run:
             for sender in senders:
                 sender.cancel()
             await asyncio.gather(together, *senders, return_exceptions=True)
-        return Count(self._failed, self._postponed)
+        return Tally(self._failed, self._postponed)
 
     def _on_death(self, error: EngineError) -> None:
         if not self._dead.done():

@@ -101,9 +101,9 @@ class Operations:
         router.get("/health", response_model=routes.Health, responses=told)(routes.health)
         for method in (router.get, router.post):  # the name under which hosting services ask
             method("/ping", response_model=routes.Health, responses=told)(routes.health)
-        told = {503: {"model": routes.Ready, "description": "no requests are taken"}}
-        router.get("/ready", response_model=routes.Ready, responses=told)(routes.ready)
-        router.get("/load", response_model=routes.Load)(routes.load)
+        told = {503: {"model": routes.Readiness, "description": "no requests are taken"}}
+        router.get("/ready", response_model=routes.Readiness, responses=told)(routes.ready)
+        router.get("/load", response_model=routes.ServerLoad)(routes.load)
         router.get("/version", response_model=routes.Version)(routes.version)
         router.get("/server_info", response_model=dict[str, Any])(routes.server_info)
         closed: dict[str, Any] = {"responses": faults(403, 409)}

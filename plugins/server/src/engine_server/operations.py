@@ -51,13 +51,13 @@ class Health(Answer):
     ranks: list[Rank]
 
 
-class Ready(Answer):
+class Readiness(Answer):
     """`GET /ready`."""
 
     status: str
 
 
-class Load(Answer):
+class ServerLoad(Answer):
     """`GET /load`."""
 
     server_load: int
@@ -91,7 +91,7 @@ async def ready(state: State) -> Response:
     status = state.lifecycle.phase.value
     if state.lifecycle.phase is Phase.SERVING and not state.engine.answers():
         status = "stopped" if state.engine.alive() else "dead"
-    return JSON(Ready(status=status), 200 if status == Phase.SERVING.value else 503)
+    return JSON(Readiness(status=status), 200 if status == Phase.SERVING.value else 503)
 
 
 async def load(state: State) -> Response:
@@ -100,7 +100,7 @@ async def load(state: State) -> Response:
     others = None if state.others is None else await state.others.gather()
     living = [rank for rank in ranks if rank.alive]
     return JSON(
-        Load(
+        ServerLoad(
             server_load=state.lifecycle.active if others is None else others.active,
             running=sum(rank.running for rank in living),
             waiting=sum(rank.waiting for rank in living),

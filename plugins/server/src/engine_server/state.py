@@ -22,7 +22,7 @@ from engine_server.errors import APIError, invalid, try_again
 from engine_server.keys import is_secret
 from engine_server.lifecycle import Lifecycle
 from engine_server.metrics.gathering import Gathered, Snapshot
-from engine_server.responses.store import Background, Responses
+from engine_server.responses.store import Background, ResponseShelf
 
 MAX_COMPLETIONS = 4096
 """The most sequences that one HTTP request may ask for."""
@@ -33,7 +33,7 @@ class Others(Protocol):
     """The API processes beside this one, and itself: what they have together."""
 
     @property
-    def responses(self) -> Responses: ...
+    def responses(self) -> ResponseShelf: ...
     @property
     def background(self) -> Background: ...
 
@@ -63,7 +63,7 @@ class ServerState:
     engine: AsyncLLM
     lifecycle: Lifecycle
     settings: ServerConfig
-    responses: Responses
+    responses: ResponseShelf
     background: Background
     others: Others | None = None
     created: int = field(default_factory=lambda: int(time.time()))

@@ -129,7 +129,8 @@ class Mamba2Mixer(Module):
         channels, shared = heads.of_units(form.head_size), form.groups * form.state
         of_group = Shard.of(shared) if form.groups == 1 else even(shared, context, f"the groups of {name}")
         mixed = (channels, of_group, of_group)
-        self._mixed, self._heads = [shard.length for shard in mixed], heads.length
+        self._mixed = [shard.length for shard in mixed]
+        self._heads = heads.length
         self.in_proj = Linear(
             context, form.hidden_size, [channels, *mixed, heads], [f"{name}.in_proj"], form.bias, kind="linear"
         )

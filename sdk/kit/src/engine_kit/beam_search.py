@@ -179,7 +179,8 @@ def search_beams(
                     if token not in ends:
                         grown.append(extended)
                         continue
-                    extended.finish_reason, extended.stop_reason = "stop", token
+                    extended.finish_reason = "stop"
+                    extended.stop_reason = token
                     if not params.include_stop_str_in_output:
                         extended.tokens.pop()
                     search.completed.append(extended)

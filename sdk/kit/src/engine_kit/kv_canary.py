@@ -223,7 +223,10 @@ class CanaryScheduler(KVConnectorScheduler):
         stamp, left, held, copies = self._stamp, self._left, self._held, self._copies
         if not (stamp or left or held or copies):
             return None
-        self._stamp, self._left, self._held, self._copies = [], [], [], []
+        self._stamp = []
+        self._left = []
+        self._held = []
+        self._copies = []
         source, destination = zip(*copies, strict=True) if copies else ((NO_PAGES,), (NO_PAGES,))
         return wire.encode(
             CanarySection(

@@ -52,7 +52,9 @@ class Interval:
     def look(self) -> IntervalStats:
         """What happened since the last call, or since this object was made."""
         now, stats, before = self._clock(), self._llm.last_stats, self._before or NOTHING
-        seconds, self._since, self._before = max(now - self._since, 1e-9), now, stats
+        seconds = max(now - self._since, 1e-9)
+        self._since = now
+        self._before = stats
         if stats is None:
             return IntervalStats(seconds=seconds, num_waiting=self._llm.num_unfinished)
         found = msgspec.structs.asdict(stats)
@@ -112,7 +114,9 @@ class LifecycleHooks:
 
     def stopping(self) -> None:
         """The engine is about to stop. Told once, where it had started."""
-        started, self._started, self._interval = self._started, False, None
+        started = self._started
+        self._started = False
+        self._interval = None
         if started and self._relay is not None and self._relay.engine_stopping:
             self._relay.engine_stopping()
 

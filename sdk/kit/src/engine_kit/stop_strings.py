@@ -111,5 +111,7 @@ class StopScanner:
 
     def flush(self) -> str:
         """What is held back, at the end of the text."""
-        held, self._held, self._node = self._held, "", 0
+        held = self._held
+        self._held = ""
+        self._node = 0
         return held

@@ -2,8 +2,9 @@
 
     python -m engine_sdk.probe SECONDS
 
-reads lines of JSON, each a candidate as a list, and answers each with a line of JSON, see `Report`. What every card
-needs is imported once; then each card is imported in a fork of this process, which is as if it had been started for it.
+reads lines of JSON, each a candidate as a list, and answers each with a line of JSON, see `ProbeReport`. What every
+card needs is imported once; then each card is imported in a fork of this process, which is as if it had been started
+for it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Finding(NamedTuple):
     kind: str = "broken"
 
 
-class Report(NamedTuple):
+class ProbeReport(NamedTuple):
     """What became of a probe.
 
     Attributes:
@@ -142,7 +143,7 @@ def plain_need(point: str) -> object:
     )
 
 
-def apart(candidate: Candidate, seconds: float) -> Report:
+def apart(candidate: Candidate, seconds: float) -> ProbeReport:
     """Probe in a fork of this process, which is killed after so many seconds."""
     if candidate.point in POINTS:  # what every card of the point needs is not counted as this card's
         importlib.import_module(POINTS[candidate.point].interface.partition(":")[0])
@@ -160,7 +161,7 @@ def apart(candidate: Candidate, seconds: float) -> Report:
         errors.seek(0, os.SEEK_END)
         errors.seek(max(0, errors.tell() - 10_000))
         said = errors.read().decode(errors="replace")
-    return Report(Finding(*json.loads(content)) if content else None, code, said)
+    return ProbeReport(Finding(*json.loads(content)) if content else None, code, said)
 
 
 def _probe_and_leave(candidate: Candidate, writer: int, errors: int) -> None:

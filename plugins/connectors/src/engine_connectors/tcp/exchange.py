@@ -36,11 +36,11 @@ from engine_connectors.tcp.messages import (
     Blocks,
     Data,
     Done,
+    ExchangeNews,
     Fetch,
     Follow,
     Lacking,
     Message,
-    News,
     Offer,
     Ready,
     TablePages,
@@ -318,14 +318,16 @@ class Exchange:
 
         self._do(tell)
 
-    def news(self) -> News | None:
+    def news(self) -> ExchangeNews | None:
         """What has happened since the last call."""
         with self._lock:
             counts = Counter(self.counts)
             new = dict(counts - self._told_counts)
             if not (self._fetched or self._sent or new):
                 return None
-            news = News(rank=self._rank, fetched=self._fetched, failed=self._failed, sent=self._sent, counts=new)
+            news = ExchangeNews(
+                rank=self._rank, fetched=self._fetched, failed=self._failed, sent=self._sent, counts=new
+            )
             self._told_counts = counts
             self._fetched = []
             self._failed = []

@@ -129,7 +129,7 @@ class Fetch(msgspec.Struct, frozen=True):
     follows: bool = False
 
 
-class Section(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ExchangeSection(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the scheduler half has decided.
 
     Args:
@@ -151,7 +151,7 @@ class Section(msgspec.Struct, kw_only=True, omit_defaults=True):
     engine_id: str = ""
 
 
-class News(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ExchangeNews(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one rank has to tell.
 
     Args:

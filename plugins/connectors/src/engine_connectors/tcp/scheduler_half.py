@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.interfaces.kv_connector import Found, Held, KVConnectorScheduler, Pages, Transferable, Transferred
 from engine.process import wire
-from engine_connectors.tcp.messages import Fetch, News, Offer, Section, TablePages
+from engine_connectors.tcp.messages import ExchangeNews, ExchangeSection, Fetch, Offer, TablePages
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
@@ -48,7 +48,7 @@ class TCPScheduler(KVConnectorScheduler):
         self._engine_id = uuid.uuid4().hex
         self._names = itertools.count()
         self._host = self._options.advertise or self._options.host
-        self._section = Section()
+        self._section = ExchangeSection()
         self._ranks: dict[str, set[int]] = {}  # fetches under way: the ranks that are done
         self._wanted: dict[str, str] = {}  # requests that others are to go on with, and their transfers' names
         self._sent: dict[str, set[int]] = {}  # of these, by transfer: the ranks that nobody wants anything of any more
@@ -59,7 +59,7 @@ class TCPScheduler(KVConnectorScheduler):
         self._found: dict[str, tuple[Transferable, int, int]] = {}  # which tokens were found of those that have no room
         self._computed: dict[str, int] = {}  # tokens that steps compute of those that others wait for
         self._anew: set[str] = set()  # of these, those of which earlier copies do not stand
-        self._decode = wire.decoder(News).decode
+        self._decode = wire.decoder(ExchangeNews).decode
         self._counts: Counter[str] = Counter()
 
     # -- an engine that goes on ----------------------------------------------------------------------------------------
@@ -229,9 +229,9 @@ class TCPScheduler(KVConnectorScheduler):
         del self._sent[transfer]
 
     def plan_section(self) -> bytes | None:
-        if self._section == Section():
+        if self._section == ExchangeSection():
             return None
-        section, self._section = self._section, Section()
+        section, self._section = self._section, ExchangeSection()
         section.identity = self._key
         section.engine_id = self._engine_id
         return wire.encode(section)

@@ -11,7 +11,7 @@ from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.process import wire
 from engine.types.errors import ConfigError
 from engine_connectors.tcp.exchange import Exchange
-from engine_connectors.tcp.messages import Offer, Section
+from engine_connectors.tcp.messages import ExchangeSection, Offer
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +30,9 @@ class TCPWorker(KVConnectorWorker):
         self._options = cast("TCPOptions", context.options)
         self._start = context.start
         self._rank = context.start.place.rank
-        self._decode = wire.decoder(Section).decode
+        self._decode = wire.decoder(ExchangeSection).decode
         self._exchange: Exchange | None = None
-        self._decided: Section | None = None
+        self._decided: ExchangeSection | None = None
         self._chunks: list[Offer] = []
         self._parts, self._place_of_site = parts_of(self._start.layout)
 

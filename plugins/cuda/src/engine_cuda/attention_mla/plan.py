@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.interfaces.attention import AttentionBatch
-from engine_cuda.attention_mla.tiles import Target, Tiles, tiles_of
+from engine_cuda.attention_mla.tiles import LatentTiles, Target, tiles_of
 
 MOST_SPLITS = 64
 """Programs that share a row, at most: one joins them."""
@@ -31,7 +31,7 @@ class Launch(NamedTuple):
     blocks: int
     splits: int
     ragged: bool
-    tiles: Tiles
+    tiles: LatentTiles
 
 
 @dataclass(slots=True)
@@ -74,6 +74,6 @@ def launches_of(
     return tuple(found)
 
 
-def splits_of(blocks: int, tiles: Tiles, processors: int) -> int:
+def splits_of(blocks: int, tiles: LatentTiles, processors: int) -> int:
     """As many as fill the GPU; lengths have no say, so that a captured step is right, and fast, for longer rows."""
     return max(1, min(MOST_SPLITS, tiles.per_processor * processors // blocks))

@@ -22,7 +22,7 @@ Target = Literal["hopper", "nvidia", "rocm", "interpreter"]
 """hopper: sm_90; nvidia: any other of theirs; rocm: AMD's."""
 
 
-class Tiles(NamedTuple):
+class LatentTiles(NamedTuple):
     """One launch's form.
 
     Args:
@@ -46,7 +46,7 @@ def target_of(capability: tuple[int, int] | None) -> Target:
     return "hopper" if capability[0] == 9 else "nvidia"
 
 
-def tiles_of(pairs: int, dtype_bytes: int, kv_bytes: int, target: Target) -> Tiles:
+def tiles_of(pairs: int, dtype_bytes: int, kv_bytes: int, target: Target) -> LatentTiles:
     """The form for rows of so many pairs of token and head.
 
     Args:
@@ -54,15 +54,15 @@ def tiles_of(pairs: int, dtype_bytes: int, kv_bytes: int, target: Target) -> Til
         dtype_bytes, kv_bytes: of an element of queries, and of the cache.
     """
     if target == "interpreter":
-        return Tiles(16 if pairs <= 16 else 32, 16, 4, 1, 2)
+        return LatentTiles(16 if pairs <= 16 else 32, 16, 4, 1, 2)
     if dtype_bytes == 4:  # without tensor cores, for comparisons
-        return Tiles(16, 16, 4, 1, 1)
+        return LatentTiles(16, 16, 4, 1, 1)
     if target == "rocm":
-        return Tiles(16, 16, 4, 1, 2) if pairs <= 16 else Tiles(32, 16, 8, 1, 1)
+        return LatentTiles(16, 16, 4, 1, 2) if pairs <= 16 else LatentTiles(32, 16, 8, 1, 1)
     if pairs <= 16 and target == "hopper":
-        return Tiles(16, 32, 4, 3, 2)
+        return LatentTiles(16, 32, 4, 3, 2)
     if pairs <= 16:
-        return Tiles(16, 16 if kv_bytes == 1 else 32, 4, 2, 2)
+        return LatentTiles(16, 16 if kv_bytes == 1 else 32, 4, 2, 2)
     if pairs <= 32 or target != "hopper" or kv_bytes == 1:  # widening fp8 takes registers
-        return Tiles(32, 16 if kv_bytes == 1 else 32, 8, 2, 1)
-    return Tiles(64, 64, 8, 3, 1)
+        return LatentTiles(32, 16 if kv_bytes == 1 else 32, 8, 2, 1)
+    return LatentTiles(64, 64, 8, 3, 1)

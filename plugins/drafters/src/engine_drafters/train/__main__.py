@@ -26,7 +26,7 @@ from engine_drafters.train.draft_model import Draft
 from engine_drafters.train.eagle3 import Eagle3, Eagle3Head
 from engine_drafters.train.export import write_folder
 from engine_drafters.train.loop import Objective, chosen_tokens, measure, train
-from engine_drafters.train.medusa import Medusa, MedusaHeads
+from engine_drafters.train.medusa import MedusaHeads, MedusaTraining
 from engine_drafters.train.target import Target, batches, make_batch
 from engine_drafters.train.texts import SEED, Text, read_texts, write_texts
 from engine_drafters.train.tree import grown, right_paths, tokens_per_step
@@ -75,7 +75,7 @@ def eagle3(target: Target, texts: list[Text]) -> Made:
     return objective, lambda folder: write_folder(folder, config, objective.tensors(), "model.safetensors")
 
 
-def medusa(target: Target, texts: list[Text]) -> tuple[Medusa, Callable[[Path], None]]:
+def medusa(target: Target, texts: list[Text]) -> tuple[MedusaTraining, Callable[[Path], None]]:
     """Heads in FasterDecoding's layout, without linears to the vocabulary of their own."""
     base = target.config
     config: dict[str, Any] = {
@@ -90,7 +90,7 @@ def medusa(target: Target, texts: list[Text]) -> tuple[Medusa, Callable[[Path], 
         "torch_dtype": "bfloat16",
     }
     module = MedusaHeads(base.hidden_size, MEDUSA_HEADS, MEDUSA_LAYERS)
-    return Medusa(target, module), lambda folder: write_folder(
+    return MedusaTraining(target, module), lambda folder: write_folder(
         folder, config, module.state_dict(), "medusa_lm_head.safetensors"
     )
 

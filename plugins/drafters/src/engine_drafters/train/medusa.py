@@ -9,7 +9,7 @@ from engine_drafters.train.target import Batch, Target
 HEAD_WEIGHT = 0.8
 
 
-class ResBlock(nn.Module):
+class TrainedResBlock(nn.Module):
     """x + SiLU(linear(x)); zeros at first, so that a head begins as the target's own."""
 
     def __init__(self, hidden: int) -> None:
@@ -29,10 +29,10 @@ class MedusaHeads(nn.ModuleList):
     """
 
     def __init__(self, hidden: int, heads: int, layers: int) -> None:
-        super().__init__(nn.Sequential(*(ResBlock(hidden) for _ in range(layers))) for _ in range(heads))
+        super().__init__(nn.Sequential(*(TrainedResBlock(hidden) for _ in range(layers))) for _ in range(heads))
 
 
-class Medusa:
+class MedusaTraining:
     """Trains `MedusaHeads` to say what the target says."""
 
     def __init__(self, target: Target, heads: MedusaHeads) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import torch
 
 from engine_drafters.train.loop import walked
-from engine_drafters.train.medusa import Medusa
+from engine_drafters.train.medusa import MedusaTraining
 from engine_drafters.train.target import Batch
 from engine_drafters.tree import MOST_NODES, ordered
 
 
 @torch.no_grad()
-def right_paths(objective: Medusa, batch: Batch) -> list[tuple[int, ...]]:
+def right_paths(objective: MedusaTraining, batch: Batch) -> list[tuple[int, ...]]:
     """For each root the path of choices that says what the target says, up to where it speaks no more, or where a head
     has that token behind `MOST_NODES` others."""
     paths: list[list[int]] = [[] for _ in batch.row]
@@ -36,7 +36,7 @@ def grown(paths: Iterable[tuple[int, ...]], heads: int, size: int) -> tuple[tupl
     return ordered(list(tree))
 
 
-def tokens_per_step(objective: Medusa, batches: Iterable[Batch], tree: tuple[tuple[int, ...], ...]) -> float:
+def tokens_per_step(objective: MedusaTraining, batches: Iterable[Batch], tree: tuple[tuple[int, ...], ...]) -> float:
     """As `engine_drafters.train.loop.Acceptance` has it, with this tree."""
     nodes, steps, said = set(tree), 0, 0
     for batch in batches:

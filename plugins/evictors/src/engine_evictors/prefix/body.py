@@ -109,7 +109,7 @@ class Prefix:
         self._retained.retain(pages, priorities, until)
 
     def victims(self, n: int, table: int) -> np.ndarray:
-        """The n least valuable leaves; a parent ripens when its last child goes. See the interface."""
+        """The n least valuable leaves; a parent ripens when its last child goes."""
         found: list[int] = []
         for page in self._retained.over(self._num_pages).tolist():
             heappush(self._heap, (self._value[page], self._stamp[page], page))

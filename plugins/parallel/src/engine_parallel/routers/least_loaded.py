@@ -28,10 +28,10 @@ class LeastLoaded:
         return best.rank
 
     def rank_died(self, rank: int) -> None:
-        """See the interface."""
+        """Nothing is kept of it but, perhaps, that it had the last turn."""
 
     def cache_reset(self) -> None:
-        """See the interface."""
+        """Nothing is kept of caches."""
 
     def _turn(self, rank: RankLoad) -> int:
         """The rank after the last one is first."""

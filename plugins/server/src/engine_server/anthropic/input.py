@@ -173,7 +173,7 @@ def conversation(body: CountTokensBody) -> Conversation:
     """What a body says. Raises APIError, a 400 that says where."""
     if not body.messages:
         raise bad("messages", "is empty", "send at least one")
-    read = _Reader()
+    read = _MessagesReader()
     if body.system is not None and (system := _texts(body.system, "system")):
         read.add("system", system)
     for i, message in enumerate(body.messages):
@@ -206,7 +206,7 @@ def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
     return function_tool(fields.left, fields.where, "input_schema")
 
 
-class _Reader(Messages):
+class _MessagesReader(Messages):
     """Reads messages one after another. Those of one role in a row become one, as Anthropic's server has it."""
 
     def add(self, role: str, text: str) -> None:

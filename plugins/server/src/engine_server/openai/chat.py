@@ -124,7 +124,9 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         head["service_tier"] = "default"
     if body.stream:
         head = {**head, "object": "chat.completion.chunk"}
-        events = _Events(body, params.n, head, reader, streams[0].request, state.settings.enable_force_include_usage)
+        events = _ChatEvents(
+            body, params.n, head, reader, streams[0].request, state.settings.enable_force_include_usage
+        )
         return stream.TokenStream(events, streams[0], request_id(request))
     (output,) = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
@@ -172,7 +174,7 @@ def _logprobs(body: ChatBody, completion: CompletionOutput) -> dict[str, Any] | 
     return chat_logprobs(completion, body.top_logprobs or 0, body.return_tokens_as_token_ids)
 
 
-class _Events(Chunks):
+class _ChatEvents(Chunks):
     """What is asked of the prompt goes into the first event."""
 
     def __init__(

@@ -41,7 +41,7 @@ async def completions(body: CompletionBody, request: Request, state: State) -> R
     streams = await state.generate(request, body, prompts, params, identity)
     head: dict[str, Any] = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:
-        events = _Events(state, body, params.n, head)
+        events = _TextEvents(state, body, params.n, head)
         if len(streams) == 1:
             return stream.TokenStream(events, streams[0], request_id(request))
         return stream.EventStream(_of_several(events, streams), streams, request_id(request))
@@ -69,7 +69,7 @@ def _answer(
     return Completion(**head, choices=choices, usage=count.usage())
 
 
-class _Events(Chunks):
+class _TextEvents(Chunks):
     """Of several requests, too."""
 
     def __init__(self, state: ServerState, body: CompletionBody, n: int, head: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class _Events(Chunks):
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
-async def _of_several(events: _Events, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
+async def _of_several(events: _TextEvents, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
     async for i, output in _merged(streams):
         yield events.told(output, i)
     yield events.closing() + stream.DONE

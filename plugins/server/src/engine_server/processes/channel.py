@@ -65,7 +65,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     values: Any
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer"):
+class Reply(msgspec.Struct, frozen=True, tag="answer"):
     """To the question of this number; the parts of an error in place of a value."""
 
     number: int
@@ -73,8 +73,8 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     error: tuple[str, str, str, str] | None = None
 
 
-Message = Tell | Ask | Answer
-ToApiProcess = Tell | Ask | Answer | Shutdown
+Message = Tell | Ask | Reply
+ToApiProcess = Tell | Ask | Reply | Shutdown
 
 
 class Channel:
@@ -120,7 +120,7 @@ class Channel:
 
     def hear(self, message: Message) -> None:
         """The other end has sent this."""
-        if isinstance(message, Answer):
+        if isinstance(message, Reply):
             answer = self._asked.get(message.number)
             if answer is not None and not answer.done():
                 if message.error is None:
@@ -137,7 +137,7 @@ class Channel:
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
         elif isinstance(message, Ask):
-            self._send(Answer(message.number, result))
+            self._send(Reply(message.number, result))
 
     async def _finish(self, message: Tell | Ask, work: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -145,14 +145,14 @@ class Channel:
         except Exception as error:
             return self._fail(message, error)
         if isinstance(message, Ask) and not self._gone:
-            self._send(Answer(message.number, result))
+            self._send(Reply(message.number, result))
 
     def _fail(self, message: Tell | Ask, error: Exception) -> None:
         if not isinstance(error, EngineError):
             log.error("%r between API processes failed", message.name, exc_info=error)
             error = EngineError(f"{message.name} between API processes", f"{type(error).__name__}: {error}")
         if isinstance(message, Ask) and not self._gone:
-            self._send(Answer(message.number, error=error.parts))
+            self._send(Reply(message.number, error=error.parts))
 
 
 def _gone() -> EngineDeadError:

@@ -13,7 +13,7 @@ from engine_server.errors import APIError
 from engine_server.keys import ApiKey, KeyRing
 from engine_server.lifecycle import Lifecycle
 from engine_server.processes.channel import Channel
-from engine_server.responses.store import Background, EventLog, Owner, Responses, ResponseStore, StoredResponse
+from engine_server.responses.store import Background, EventLog, Owner, ResponseShelf, ResponseStore, StoredResponse
 
 
 class SharedUsage:
@@ -83,7 +83,7 @@ def sent(kept: StoredResponse) -> tuple[Any, Any, Any, bool]:
 
 
 # -- in an API process -------------------------------------------------------------------------------------------------
-class SharedResponses(Responses):
+class SharedResponses(ResponseShelf):
     """Those that the first process keeps."""
 
     def __init__(self, max_bytes: int, channel: Channel) -> None:

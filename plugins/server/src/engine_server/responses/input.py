@@ -163,7 +163,7 @@ def conversation(body: ResponsesBody, before: Sequence[Item], items: Sequence[It
 
     Raises APIError, a 400 that says where.
     """
-    read = _Reader()
+    read = _ItemsReader()
     if body.instructions is not None:
         read.row.append({"role": "system", "content": body.instructions})
     for item in before:
@@ -202,7 +202,7 @@ def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
     return function_tool(fields.left, fields.where)
 
 
-class _Reader(Messages):
+class _ItemsReader(Messages):
     """Reads items one after another. What the assistant thinks, says and calls in one turn becomes one message."""
 
     def take(self, item: JSONObject) -> None:

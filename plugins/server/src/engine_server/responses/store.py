@@ -157,7 +157,7 @@ class ResponseStore:
             del self._entries[owner], self._sizes[owner]
 
 
-class Responses:
+class ResponseShelf:
     """Where routes find and leave responses: in a `ResponseStore`; several processes have theirs in the first one's."""
 
     def __init__(self, store: ResponseStore) -> None:

@@ -52,6 +52,8 @@ class Conformance:
         driver: the installed driver to test, by name.
         card: or a card, whether it is installed or not.
         options: the driver's options, as a user would set them.
+        places: of these, the ones that say where something lies: tables of results leave them out, because they differ
+            from run to run.
         device: torch's device string, for points that compute.
         stand_in: what does the device's work where `device` is not the one that the driver is made for, e.g.
             "interpreted": tables of results name it beside the driver.
@@ -64,6 +66,7 @@ class Conformance:
     driver: ClassVar[str] = ""
     card: ClassVar[type[Card] | None] = None
     options: ClassVar[Mapping[str, Any]] = {}
+    places: ClassVar[frozenset[str]] = frozenset()
     device: ClassVar[str] = "cpu"
     stand_in: ClassVar[str] = ""
     shrink: ClassVar[bool] = True

@@ -81,7 +81,7 @@ class PlayedModel:
         return hidden.double() @ self._head * 0.3 + self._bias
 
 
-class Session:
+class ScriptedSession:
     """The runner, as these tests play it, and the models that the card names. Implements `DraftSession`."""
 
     def __init__(self, models: Sequence[PlayedModel], rejects: bool) -> None:
@@ -90,7 +90,7 @@ class Session:
         self._rejects = rejects
         self._limits: dict[int, int] = {}
 
-    def at(self, table: torch.Tensor, rows: DraftRows | None = None) -> Session:
+    def at(self, table: torch.Tensor, rows: DraftRows | None = None) -> ScriptedSession:
         """With this table of tokens, and the rows that want drafts."""
         self.tokens = table
         if rows is not None:
@@ -240,13 +240,13 @@ class DrafterConformance(Conformance):
             self._made = self.context()
         return self._made
 
-    def session(self, drafter: Drafter) -> Session:
+    def session(self, drafter: Drafter) -> ScriptedSession:
         """A body's. What its draft models keep is kept there."""
-        sessions: dict[int, tuple[Drafter, Session]] = vars(self).setdefault("_sessions", {})
+        sessions: dict[int, tuple[Drafter, ScriptedSession]] = vars(self).setdefault("_sessions", {})
         if id(drafter) not in sessions:
             size = self._context().start.model.hidden_size
             models = [self.played(size, seed, self.device) for seed in range(self._count())]
-            sessions[id(drafter)] = drafter, Session(models, self.rejects)
+            sessions[id(drafter)] = drafter, ScriptedSession(models, self.rejects)
         return sessions[id(drafter)][1]
 
     # -- what is asked -----------------------------------------------------------------------------------------------

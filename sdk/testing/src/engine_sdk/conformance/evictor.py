@@ -198,7 +198,7 @@ class EvictorConformance(Conformance):
         """Commits, touches, releases, evictions and resets in any order."""
         make = self.make
 
-        class Machine(_Calls):
+        class Machine(_EvictorCalls):
             def make(self) -> Evictor:
                 return make()
 
@@ -393,7 +393,7 @@ class _Seen:
         return sum(span.end - span.start for span in spans)
 
 
-class _Calls(RuleBasedStateMachine):
+class _EvictorCalls(RuleBasedStateMachine):
     """The pool's side: which pages are free, held, candidates."""
 
     def __init__(self) -> None:
@@ -505,7 +505,7 @@ class HandClock:
         self.now += seconds
 
 
-class _RetainingCalls(_Calls):
+class _RetainingCalls(_EvictorCalls):
     """The same with retention: what is given up is of the lowest class that there is, but for pages from which cached
     pages go on."""
 

@@ -56,7 +56,7 @@ OUTSIDE: Mapping[str, dict[str, Any]] = {
 
 
 @dataclass
-class Request:
+class ProcessedRequest:
     """One request in a slot."""
 
     slot: int
@@ -133,20 +133,20 @@ class LogitsProcessorConformance(Conformance):
 
     # -- scenes ------------------------------------------------------------------------------------------------------
     @classmethod
-    def requests(cls, seed: int, count: int) -> list[Request]:
+    def requests(cls, seed: int, count: int) -> list[ProcessedRequest]:
         """In different slots, with tokens of few kinds, so that words come up."""
         random, params = np.random.default_rng(seed), cls.params()
         found = []
         for i, slot in enumerate(random.permutation(SLOTS)[:count].tolist()):
             length = int(random.integers(1, LENGTH - 4))
             tokens = random.integers(0, 4, length).tolist()
-            found.append(Request(slot, params[i % len(params)], tokens, int(random.integers(1, length + 1))))
+            found.append(ProcessedRequest(slot, params[i % len(params)], tokens, int(random.integers(1, length + 1))))
         return found
 
     def applied(
         self,
         body: LogitsProcessor,
-        places: Sequence[tuple[Request, int]],
+        places: Sequence[tuple[ProcessedRequest, int]],
         logits: torch.Tensor,
         rows: Sequence[int] | None,
         junk: int = 9,
@@ -179,7 +179,7 @@ class LogitsProcessorConformance(Conformance):
         return torch.from_numpy(drawn).to(dtype).to(self.device)
 
     def _expected(
-        self, logits: torch.Tensor, places: Sequence[tuple[Request, int]], rows: Sequence[int]
+        self, logits: torch.Tensor, places: Sequence[tuple[ProcessedRequest, int]], rows: Sequence[int]
     ) -> torch.Tensor:
         """From the definitions of the parameters, row by row."""
         found = logits.clone()
@@ -260,9 +260,9 @@ class LogitsProcessorConformance(Conformance):
         for first in params:
             for second in params:
                 body, fresh = self.make(), self.make()
-                body.enter(Request(5, first, [1, 2, 1, 2, 1], 2).entered)
-                body.enter(Request(6, first, [1, 2, 1, 2, 1], 2).entered)
-                request = Request(5, second, [2, 2, 1, 2, 2], 1)
+                body.enter(ProcessedRequest(5, first, [1, 2, 1, 2, 1], 2).entered)
+                body.enter(ProcessedRequest(6, first, [1, 2, 1, 2, 1], 2).entered)
+                request = ProcessedRequest(5, second, [2, 2, 1, 2, 2], 1)
                 for each in (body, fresh):
                     each.enter(request.entered)
                 logits = self.logits(1)

@@ -50,7 +50,7 @@ class DriverUnderTest:
     Args:
         point: its point.
         driver: its name.
-        options: as the class sets them.
+        options: as the class sets them, but for its `places`.
         device: torch's device string.
         stand_in: what does the device's work in its place, as the class says; "": nothing.
     """
@@ -111,9 +111,8 @@ class _Recorder:
             self._not_served.add(item.nodeid)
         if item.cls is not None and issubclass(item.cls, Conformance) and item.cls.driver:
             cls = item.cls
-            self.report.tested[cls.__name__] = DriverUnderTest(
-                cls.point, cls.driver, dict(cls.options), cls.device, cls.stand_in
-            )
+            options = {name: value for name, value in cls.options.items() if name not in cls.places}
+            self.report.tested[cls.__name__] = DriverUnderTest(cls.point, cls.driver, options, cls.device, cls.stand_in)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One test's part: an error outside of the test itself is a failure too."""

@@ -164,7 +164,7 @@ class SchedulingPolicyConformance(Conformance):
         """Pushes, pops and removals in any order."""
         make = self.make
 
-        class Machine(_Calls):
+        class Machine(_PolicyCalls):
             def make(self) -> SchedulingPolicy[Schedulable]:
                 return make()
 
@@ -186,12 +186,13 @@ class SchedulingPolicyConformance(Conformance):
         return f"push, peek and pop at 10,000 waiting: {median_seconds(turn) * 1e6:.2f} us"
 
 
-class _Calls(RuleBasedStateMachine):
+class _PolicyCalls(RuleBasedStateMachine):
     """The scheduler's side."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue, self.twin = self.make(), self.make()
+        self.queue = self.make()
+        self.twin = self.make()
         self.waiting: dict[str, Waiting] = {}
         self.count = 0
 

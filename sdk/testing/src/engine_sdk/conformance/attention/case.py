@@ -255,7 +255,8 @@ class Case:
         one = Case(
             self.form, [places], int(len(places) == 1), self.group.tokens_per_block, device=self.device, lse=self.lse
         )
-        one.need, one.layer = self.need, replace(self.layer, group=one.group)
+        one.need = self.need
+        one.layer = replace(self.layer, group=one.group)
         first = sum(map(len, self.rows[:row])) + start
         tokens = slice(first, first + len(places))
         one.k, one.v = ([of_row[row][: places[-1] + 1]] for of_row in (self.k, self.v))

@@ -14,7 +14,7 @@ from engine_sdk.conformance.grammar.schema import valid
 
 
 @dataclass(frozen=True)
-class Case:
+class GrammarCase:
     """One constraint.
 
     Args:
@@ -41,19 +41,21 @@ class Case:
         return StructuredOutputsParams(**{self.kind: self.value})
 
 
-def _choice(name: str, texts: list[str], others: Sequence[str]) -> Case:
-    return Case(f"choice-{name}", "choice", texts, "choice", [[t] for t in texts], others, lambda text: text in texts)
+def _choice(name: str, texts: list[str], others: Sequence[str]) -> GrammarCase:
+    return GrammarCase(
+        f"choice-{name}", "choice", texts, "choice", [[t] for t in texts], others, lambda text: text in texts
+    )
 
 
-def _regex(name: str, pattern: str, fits: Sequence[str], others: Sequence[str]) -> Case:
+def _regex(name: str, pattern: str, fits: Sequence[str], others: Sequence[str]) -> GrammarCase:
     check = re.compile(pattern, re.ASCII)
-    return Case(
+    return GrammarCase(
         f"regex-{name}", "regex", pattern, "regex", [[t] for t in fits], others,
         lambda text: check.fullmatch(text) is not None,
     )  # fmt: skip
 
 
-def _json(keyword: str, schema: Mapping[str, Any], fits: Sequence[Any], others: Sequence[Any]) -> Case:
+def _json(keyword: str, schema: Mapping[str, Any], fits: Sequence[Any], others: Sequence[Any]) -> GrammarCase:
     def check(text: str) -> bool:
         try:
             return valid(decoded(text), schema)
@@ -63,7 +65,7 @@ def _json(keyword: str, schema: Mapping[str, Any], fits: Sequence[Any], others: 
     assert all(valid(value, schema) for value in fits) and not any(valid(value, schema) for value in others)
     spelled = [[json.dumps(value, separators=(",", ":")), json.dumps(value)] for value in fits]
     broken = [json.dumps(value, separators=(",", ":")) for value in others]
-    return Case(f"json-{keyword}", "json", dict(schema), keyword, spelled, broken, check)
+    return GrammarCase(f"json-{keyword}", "json", dict(schema), keyword, spelled, broken, check)
 
 
 def _object_check(text: str) -> bool:
@@ -75,7 +77,7 @@ def _object_check(text: str) -> bool:
 
 _LETTERS = {"type": "string", "pattern": "^[ab]*$"}
 _OBJECT = {"type": "object", "additionalProperties": False}
-CASES: tuple[Case, ...] = (
+CASES: tuple[GrammarCase, ...] = (
     _choice("two", ["yes", "no"], ["maybe", "ye", "yess", "Yes", "", "on"]),
     _choice("prefixes", ["a", "ab", "abcd", "b"], ["abc", "bb", "ba", "abcde", ""]),
     _choice("bytes", ["grün", "gré", "日本", "日曜"], ["gr", "grü", "日", "日本本"]),
@@ -87,7 +89,7 @@ CASES: tuple[Case, ...] = (
     _regex("bytes", "é{1,3}z?", ["é", "ééz"], ["z", "ez", "éé z"]),
     _regex("digits", "\\d{2}x?", ["12", "07x"], ["1", "1a", "١٢", "１２", "1٢x"]),
     _regex("dot", "a.{1,2}c", ["abc", "aéc", "a日bc"], ["a\nc", "ab\nc", "a\n\nc", "ac", "abbbc"]),
-    Case(
+    GrammarCase(
         "json_object", "json_object", True, "json_object", [["{}"], ['{"a":1}', '{"a": 1}']],
         ["[]", "1", '{"a"}', "{", "", '{"a":1,}', '{"a":01}', '{"a":"\\ud800"}', '{"a":4e+78354047452}'], _object_check,
     ),

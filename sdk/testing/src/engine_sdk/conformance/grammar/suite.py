@@ -15,7 +15,7 @@ from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, GrammarCard, Matche
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import KINDS, StructuredOutputsParams
 from engine_sdk.conformance.base import Conformance, not_served
-from engine_sdk.conformance.grammar.cases import CASES, END, VOCAB_SIZE, Case, vocabulary
+from engine_sdk.conformance.grammar.cases import CASES, END, VOCAB_SIZE, GrammarCase, vocabulary
 from engine_sdk.conformance.grammar.parts import HELD
 from engine_sdk.conformance.grammar.spellings import spellings, usual
 from engine_sdk.conformance.grammar.walk import named, taken
@@ -47,7 +47,7 @@ class GrammarConformance(Conformance):
         return cls.body()(GrammarContext(vocab_size=VOCAB_SIZE, vocabulary=pieces, options=options))  # type: ignore[no-any-return]
 
     @classmethod
-    def grammar(cls, case: Case) -> Grammar:
+    def grammar(cls, case: GrammarCase) -> Grammar:
         """The body, made once, for a constraint that it takes; skipped for one that it refuses by name."""
         card = cast("type[GrammarCard]", cls.subject().card)
         if case.kind not in card.constraints:
@@ -64,7 +64,7 @@ class GrammarConformance(Conformance):
 
     # -- what can be written -----------------------------------------------------------------------------------------
     @each_case
-    def test_what_fits_can_be_written(self, case: Case) -> None:
+    def test_what_fits_can_be_written(self, case: GrammarCase) -> None:
         """Byte by byte, in longest pieces, in any: each token is in the mask and accepted, and the end may follow."""
         grammar = self.grammar(case)
         for spelling in SPELLINGS:
@@ -74,7 +74,7 @@ class GrammarConformance(Conformance):
                 )
 
     @each_case
-    def test_nothing_else_can_be_written(self, case: Case) -> None:
+    def test_nothing_else_can_be_written(self, case: GrammarCase) -> None:
         """Somewhere on the way a token is not in the mask, or the end may not follow."""
         grammar = self.grammar(case)
         for text in case.others:
@@ -82,7 +82,7 @@ class GrammarConformance(Conformance):
                 assert not _written(grammar, case.constraint, text, spelling), f"{text!r} can be written: {spelling}"
 
     @each_case
-    def test_whatever_is_written_fits(self, case: Case) -> None:
+    def test_whatever_is_written_fits(self, case: GrammarCase) -> None:
         """Random walks through the masks: where one ends its text fits, and no mask is empty before."""
         grammar, ended = self.grammar(case), 0
         for seed in range(25):
@@ -135,7 +135,7 @@ class GrammarConformance(Conformance):
 
     # -- matchers ----------------------------------------------------------------------------------------------------
     @each_case
-    def test_masks_and_matchers_agree(self, case: Case) -> None:
+    def test_masks_and_matchers_agree(self, case: GrammarCase) -> None:
         """At every place of a text: what is in the mask is accepted, what is not is not."""
         grammar, random = self.grammar(case), np.random.default_rng(0)
         tokens = _spelled(_first_written(grammar, case), "bytes")
@@ -156,7 +156,7 @@ class GrammarConformance(Conformance):
                 assert accepted == (token in allowed), f"token {token} behind {_text(tokens[:place])!r}"
 
     @each_case
-    def test_accept_stops_where_it_must(self, case: Case) -> None:
+    def test_accept_stops_where_it_must(self, case: GrammarCase) -> None:
         """Of several tokens it takes those before the first that is not allowed, and stands behind them: the rest has
         left no trace."""
         grammar = self.grammar(case)
@@ -168,7 +168,7 @@ class GrammarConformance(Conformance):
             assert matcher.accept(tokens[place:]) == len(tokens) - place
 
     @each_case
-    def test_without_ends(self, case: Case) -> None:
+    def test_without_ends(self, case: GrammarCase) -> None:
         """A model that has no token to end with: no mask has one, and what nothing may follow is finished."""
         grammar = self.grammar(case)
         matcher = grammar.compile(case.constraint, ())
@@ -185,7 +185,7 @@ class GrammarConformance(Conformance):
             not_served("the card does not say `rollback`: rows under its constraints get no drafts")
 
     @each_case
-    def test_rollback(self, case: Case) -> None:
+    def test_rollback(self, case: GrammarCase) -> None:
         """Random walks to and fro, over ends too: a matcher that was led back says what one says that has never been
         elsewhere."""
         self._can_roll_back()
@@ -230,7 +230,7 @@ class GrammarConformance(Conformance):
             assert matcher.accept(tokens[:MAX_ROLLBACK]) == MAX_ROLLBACK and _mask(grammar, matcher) == last
 
     @each_case
-    def test_forced_bytes(self, case: Case) -> None:
+    def test_forced_bytes(self, case: GrammarCase) -> None:
         """They are forced: at each of these bytes no mask has another way, nor an end. Asking changes nothing."""
         self._can_roll_back()
         grammar = self.grammar(case)
@@ -255,7 +255,7 @@ class GrammarConformance(Conformance):
 
     # -- masks -------------------------------------------------------------------------------------------------------
     @each_case
-    def test_rows_of_masks(self, case: Case) -> None:
+    def test_rows_of_masks(self, case: GrammarCase) -> None:
         """Each matcher's mask goes to its own row; the rows of others are left as they are."""
         grammar = self.grammar(case)
         tokens = _spelled(_first_written(grammar, case), "bytes")
@@ -275,7 +275,7 @@ class GrammarConformance(Conformance):
         cases = [case for case in CASES if case.kind in card.constraints]
         grammar = self.make()
 
-        def first_mask(case: Case) -> set[int] | None:
+        def first_mask(case: GrammarCase) -> set[int] | None:
             try:
                 return _mask(grammar, grammar.compile(case.constraint, (END,)))
             except InvalidRequestError:
@@ -349,7 +349,7 @@ def _mask(grammar: Grammar, matcher: Matcher) -> set[int]:
     return _bits(out[0])
 
 
-def _behind(grammar: Grammar, case: Case, tokens: Sequence[int]) -> Matcher:
+def _behind(grammar: Grammar, case: GrammarCase, tokens: Sequence[int]) -> Matcher:
     """A new matcher behind these tokens."""
     matcher = grammar.compile(case.constraint, (END,))
     assert matcher.accept(tokens) == len(tokens), f"{_text(tokens)!r} is not accepted in one go"
@@ -388,7 +388,7 @@ def _written(grammar: Grammar, constraint: StructuredOutputsParams, text: str, s
     return END in _mask(grammar, matcher) and matcher.accept([END]) == 1 and matcher.finished
 
 
-def _first_written(grammar: Grammar, case: Case) -> str:
+def _first_written(grammar: Grammar, case: GrammarCase) -> str:
     """A text that fits, in a spelling of JSON that the driver writes."""
     longest = max(case.fits, key=lambda texts: len(texts[0]))
     for text in longest:

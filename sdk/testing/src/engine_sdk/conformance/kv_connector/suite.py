@@ -492,7 +492,7 @@ class KVConnectorConformance(PeerTests):
         """Requests go, come back in part, get lost, and end in any order, with plans in flight."""
         make, lose = self.make, self.lose
 
-        class Machine(_Calls):
+        class Machine(_ConnectorCalls):
             def make(self) -> Tier:
                 return make(ranks=2)
 
@@ -541,7 +541,7 @@ class KVConnectorConformance(PeerTests):
         return f"{pages} pages of 256 KiB out and back: {seconds * 1e3:,.1f} ms, {moved / seconds / 1e9:.1f} GB/s"
 
 
-class _Calls(RuleBasedStateMachine):
+class _ConnectorCalls(RuleBasedStateMachine):
     """The core's side: which requests are kept, what is planned, what runs."""
 
     def __init__(self) -> None:

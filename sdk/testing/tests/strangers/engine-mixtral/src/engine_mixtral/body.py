@@ -18,9 +18,12 @@ class Experts(Module):
     def __init__(self, context: ModelContext, name: str) -> None:
         model = context.description
         self.total, self.chosen = experts(model.config)
-        self._size, self._name, self._group = model.hidden_size, name, group_of(context)
+        self._size = model.hidden_size
+        self._name = name
+        self._group = group_of(context)
         self._inner = even(integer(model.config, "intermediate_size"), context, name)
-        self._dtype, self._device = context.dtype, context.device
+        self._dtype = context.dtype
+        self._device = context.device
         self._tensors: dict[str, torch.Tensor] = {}
 
     def params(self) -> list[Param]:
