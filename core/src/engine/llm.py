@@ -128,8 +128,7 @@ class LLMEngine:
             News of those requests that have any. A request that the core could not serve ends with finish reason
             "error" and `RequestOutput.error`; the others go on.
 
-        Raises:
-            EngineDeadError: the core or a worker has died, or the core knows nothing of a request that waits.
+        Raises EngineDeadError: the core or a worker has died, or the core knows nothing of a request that waits.
         """
         self._alive()
         outputs, self.undelivered = self.undelivered, []
@@ -224,8 +223,7 @@ class LLM:
         model: a folder or a name; None takes the model that an installed package brings.
         **settings: of `engine.EngineConfig`: settings, drivers by point, options as "point.option".
 
-    Raises:
-        The launcher's and the workers' errors; see `engine.errors`.
+    Raises the launcher's and the workers' errors; see `engine.errors`.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
@@ -266,8 +264,7 @@ class LLM:
             return_errors: a prompt that cannot be served, whatever the reason, has an output with finish reason "error"
                 and `RequestOutput.error` in its place, and nothing is raised for it.
 
-        Returns:
-            One output a prompt, in the order of the prompts.
+        Returns one output a prompt, in the order of the prompts.
 
         Raises:
             InvalidRequestError, PromptTooLongError: one of the prompts or parameters; nothing was begun. Not with

@@ -10,59 +10,18 @@ import torch
 from plain import body_of, describe, make_context, plain_walk, run
 
 from engine.interfaces.model import State
-from engine.interfaces.quantization import LayerShape
 from engine.types.parallel import Stage
 from engine_kit.safetensors_files import read_safetensors
 from engine_sdk.conformance.model.ranks import on_ranks
+from engine_sdk.toy_adapter import ToyAdapters
+from engine_sdk.toy_adapter import merged as merged_into
 
 IDS = [5, 17, 40, 8, 99]
 NEAR = 1e-9
 
 
-def vectors(name: str, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """b [outputs] and a [inputs] of a layer: the same each time."""
-    generator = torch.Generator().manual_seed(sum(name.encode()))
-    return tuple(torch.randn(size, generator=generator, dtype=torch.float64) / 8 for size in (outputs, inputs))  # type: ignore[return-value]
-
-
-class RankOne:
-    """y + b (a x), each part of the layer by itself."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        self._parts = []
-        start = 0
-        for name, part in zip(shape.names, shape.outputs, strict=True):
-            b, a = vectors(name, part.total, shape.inputs.total)
-            b = b[part.part][list(shape.orders.get(name, range(part.length)))]
-            self._parts.append((slice(start, start + part.length), b, a[shape.inputs.part]))
-            start += part.length
-
-    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for rows, b, a in self._parts:
-            y[:, rows] += (x @ a)[:, None] * b
-        return y
-
-
-class ToyAdapters:
-    """Adapts all but the head; remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def layer(self, shape: LayerShape) -> RankOne | None:
-        self.asked += shape.names
-        return None if shape.kind == "head" else RankOne(shape)
-
-
 def merged(folder: Path) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors, in float64, with the adapter's products added."""
-    found = {}
-    for name, tensor in read_safetensors(describe(folder)[1]):
-        found[name] = tensor.double()
-        if "_proj" in name and name.endswith(".weight"):
-            b, a = vectors(name.removesuffix(".weight"), *tensor.shape)
-            found[name] += b[:, None] * a
-    return found
+    return merged_into(read_safetensors(describe(folder)[1]))
 
 
 def model(folder: Path, tensors: Any = None, **context: Any) -> Any:

@@ -38,7 +38,7 @@ public:
     }
     void elementwise(int dtype, int what, std::uintptr_t x, std::uintptr_t y, float factor, std::size_t count,
                      std::uintptr_t out) const {
-        constexpr const char* NAMES[] = {"add", "scale", "soft_cap", "gelu", "gelu"};
+        constexpr const char* NAMES[] = {"add", "scale", "soft_cap", "gelu", "gelu", "relu", "relu"};
         run(NAMES[what], kernels_.elementwise, dtype,
             Elementwise{static_cast<Element>(what), at(x), at(y), factor, count, at(out)});
     }

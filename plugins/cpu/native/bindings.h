@@ -22,6 +22,7 @@ void bind_parallel(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_shm(nanobind::module_& m);
+void bind_states(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);
 
 }  // namespace engine_cpu

@@ -6,9 +6,10 @@
 
 namespace engine_cpu {
 
-enum class Element : int { add, scale, soft_cap, gelu, gelu_tanh };
+enum class Element : int { add, scale, soft_cap, gelu, gelu_tanh, relu, relu_squared };
 
-// out[i] = x[i] + y[i], x[i] * factor, factor * tanh(x[i] / factor), x[i] * Phi(x[i]): see engine.interfaces.ops
+// out[i] = x[i] + y[i], x[i] * factor, factor * tanh(x[i] / factor), x[i] * Phi(x[i]), max(x[i], 0), its square: see
+// engine.interfaces.ops
 struct Elementwise {
     Element what;
     const void* x;

@@ -76,6 +76,14 @@ struct Penalties;
 struct Bitmask;
 class SamplingScratch;
 
+// Of layers that keep states: states.h.
+struct CausalConv;
+struct Ssd;
+struct SelectiveScan;
+struct GatedDelta;
+struct GatedNorm;
+struct GateBy;
+
 // The kernels of one level. A level holds every one of them: what it has no instructions for, it computes plainly.
 struct Kernels {
     // dst[i] = src[0][i] + ... + src[n - 1][i], added in that order; 16-bit floats in float32, rounded once.
@@ -94,6 +102,12 @@ struct Kernels {
     void (*logprobs)(const Logprobs& arguments, SamplingScratch& scratch, int threads);
     void (*penalties)(const Penalties& arguments, SamplingScratch& scratch, int threads);
     void (*apply_bitmask)(const Bitmask& arguments, int threads);
+    void (*causal_conv)(DType dtype, const CausalConv& arguments, int threads);
+    void (*ssd)(DType dtype, const Ssd& arguments, int threads);
+    void (*selective_scan)(DType dtype, const SelectiveScan& arguments, int threads);
+    void (*gated_delta)(DType dtype, const GatedDelta& arguments, int threads);
+    void (*gated_norm)(DType dtype, const GatedNorm& arguments, int threads);
+    void (*gate_by)(DType dtype, const GateBy& arguments, int threads);
 };
 
 // The levels that are compiled in and that this processor can run, lowest first.

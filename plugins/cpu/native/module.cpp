@@ -10,4 +10,5 @@ NB_MODULE(_native, m) {
     engine_cpu::bind_shm(m);
     engine_cpu::bind_attention(m);
     engine_cpu::bind_sampling(m);
+    engine_cpu::bind_states(m);
 }

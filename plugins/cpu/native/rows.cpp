@@ -37,6 +37,16 @@ void gather_rows(const GatherRows& a, int threads) {
     a.wide ? gather<std::int64_t>(a, threads) : gather<std::int32_t>(a, threads);
 }
 
+void copy_rows(const CopyRows& a, int threads) {
+    const std::size_t piece = std::max<std::size_t>(1, PIECE / std::max<std::size_t>(1, a.parts * a.part_bytes));
+    parallel_for(threads, a.rows, piece, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t row = begin; row < end; ++row)
+            for (std::size_t part = 0; part < a.parts; ++part)
+                std::memcpy(static_cast<unsigned char*>(a.out) + row * a.out_stride + part * a.part_bytes,
+                            static_cast<const unsigned char*>(a.x) + row * a.row_stride + part * a.stride, a.part_bytes);
+    });
+}
+
 void prepare_inputs(const PrepareInputs& a) {
     // A step of one token a row needs no other bounds, and has no padding tokens.
     const bool single = a.rows == a.num_tokens;

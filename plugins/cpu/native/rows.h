@@ -24,6 +24,16 @@ struct GatherRows {
 // Throws std::out_of_range.
 void gather_rows(const GatherRows& arguments, int threads);
 
+// out: of each row `parts` pieces of `part_bytes` that lie `stride` bytes apart, one after the other.
+struct CopyRows {
+    const void* x;
+    std::size_t row_stride, stride, rows, parts, part_bytes;
+    void* out;
+    std::size_t out_stride;  // bytes from row to row
+};
+
+void copy_rows(const CopyRows& arguments, int threads);
+
 // See engine.interfaces.ops.Ops.prepare_inputs. Strides count elements.
 struct PrepareInputs {
     struct Group {

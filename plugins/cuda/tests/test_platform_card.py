@@ -40,6 +40,16 @@ def reason(*facts: object, dtype: str = "auto") -> str:
     return reasons[0] if reasons else ""
 
 
+def test_memory_is_that_of_the_smallest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where no GPU is used, or the driver does not say."""
+    small = Gpu("small", 8 << 30, None, (9, 0))
+    two = Gpus(maker="NVIDIA", visible=(*nvidia().visible, small), installed=2)
+    silent = Gpus(maker="NVIDIA", visible=(small._replace(total_bytes=0),), installed=1)
+    for facts, expected in (((two, None, CU130), 8 << 30), ((None, None, CU130), None), ((silent, None, CU130), None)):
+        monkeypatch.setattr("engine_cuda.platform_cuda.card.machine", lambda facts=facts: Machine(*facts))
+        assert CudaPlatform.memory() == expected
+
+
 def test_no_gpu() -> None:
     empty = Gpus(maker="NVIDIA", driver="580.65.06")
     assert reason(None, None, CU130) == reason(empty, None, CPU) == NO_LINE

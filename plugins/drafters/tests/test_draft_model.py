@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine import LLM
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import Launch, launch
 from engine.types.errors import ConfigError, ModelNotFoundError, OptionsError, UnsupportedModelError
+from engine_kit.draft_memory import stored_bytes
 from engine_sdk.conformance import DrafterConformance
 
 TARGET, DRAFT = "dummy:0.6B", "dummy:0.6B,layers=3"
@@ -75,6 +79,56 @@ def test_a_model_of_fewer_positions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"512 positions, and requests have up to 2,048 tokens \(--max-model-len\)"):
         launched("tiny", str(tmp_path))
     assert launched("tiny", str(tmp_path), max_model_len=512).start.worker.drafts
+
+
+def written(folder: Path, *shapes: tuple[int, ...], kind: str = "F32") -> str:
+    """A folder of the bundled model's config, whose file says that it has tensors of these shapes."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(launch(EngineConfig(model="tiny")).files.config))
+    size, header, end = int(kind[1:]) // 8, {}, 0
+    for number, shape in enumerate(shapes):
+        begin, end = end, end + math.prod(shape) * size
+        header[f"tensor.{number}"] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    return str(folder)
+
+
+def test_a_model_that_does_not_fit_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the files say of their tensors, beside the target's; nothing of them is opened. On the last byte."""
+    monkeypatch.setattr("engine_reference.checkpoint_safetensors.SafetensorsReader.weights", None)
+    target, draft = written(tmp_path / "target", (1000, 50), (1000,)), written(tmp_path / "draft", (300, 100), (50,))
+    asked = partial(launched, tokenizer="tiny")
+    refused = "in float32 the weights of the model take at least 204,000 bytes on each rank, and those of what drafts "
+    refused += r"120,200; .*: 324,199 bytes; name a smaller draft model"
+    for room, said in ((324_200, None), (324_199, refused)):
+        monkeypatch.setattr("engine_kit.host_memory.total_memory", lambda room=room: room)
+        if said is None:
+            assert asked(target, draft).start.worker.drafts
+            continue
+        with pytest.raises(ConfigError, match=said):
+            asked(target, draft)
+        with (
+            pytest.raises(ConfigError, match=said),
+            LLM(target, tokenizer="tiny", drafter="draft_model", dtype="float32", **{"drafter.model": draft}),
+        ):
+            pass
+    assert launch(EngineConfig(model=target, tokenizer="tiny", dtype="float32")).start, (
+        "without a drafter the worker says it"
+    )
+    with pytest.raises(ConfigError, match="102,000 bytes on each rank, .* 120,200; .*324,199 bytes, of which .* 50%"):
+        asked(target, draft, memory_utilization=0.5, tensor_parallel_size=2, **{"drafter.tensor_parallel_size": 1})
+    assert asked(target, draft, tensor_parallel_size=2).start.worker.drafts
+    assert asked(target, draft, quantization="absmax").start.worker.drafts, "what is left of them is not known"
+
+
+def test_numbers_that_are_stored_smaller_count_as_they_are_computed(tmp_path: Path) -> None:
+    """But for those that are no floats, and files that are of another form."""
+    files = {kind: written(tmp_path / kind, (10, 10), (7,), kind=kind) for kind in ("F16", "F64", "I32", "U8")}
+    sizes = {kind: stored_bytes([f"{folder}/model.safetensors"], 4) for kind, folder in files.items()}
+    assert sizes == {"F16": 428, "F64": 428, "I32": 428, "U8": 107}
+    (tmp_path / "head.pt").write_bytes(b"PK" * 100)
+    assert stored_bytes([str(tmp_path / "head.pt"), str(tmp_path / "nowhere")], 4) == 200
 
 
 @pytest.mark.parametrize(

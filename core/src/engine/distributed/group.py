@@ -22,8 +22,7 @@ class ProcessGroup:
         rank, size: this worker's place.
         communicators: in order of preference; none for one rank.
 
-    Raises:
-        ConfigError: several ranks, and no communicator.
+    Raises ConfigError: several ranks, and no communicator.
     """
 
     def __init__(self, rank: int, size: int, communicators: Sequence[Communicator] = ()) -> None:

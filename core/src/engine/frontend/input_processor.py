@@ -196,8 +196,7 @@ class InputProcessor:
         """What can be said before anything is tokenised: whether the parameters make sense, and whether hooks let the
         request in. Arguments and errors are those of `process`.
 
-        Returns:
-            What hooks are told of the request; None where none looks at single requests.
+        Returns what hooks are told of the request; None where none looks at single requests.
         """
         if not isinstance(request_id, str) or not request_id:
             raise invalid("request_id", request_id, "it is not a string with content")

@@ -240,6 +240,9 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     described = msgspec.structs.replace(model, max_model_len=max_model_len)
     target = Target(checkpoint, files, implementation.card, described, need)
     drafts = resolve_drafts(registry, drafter[0], target) if drafter else []
+    if drafts and (memory := platform.card.memory()) is not None:
+        fits = brought("draft_memory", "see whether the weights of model and drafts fit")
+        fits(config, f"{device.name}: {memory:,} bytes", memory, dtype, parallel, files, [d.start for d in drafts])
     models = [model, *(draft.start.model for draft in drafts)]
     if drafter and drafter[0].card.branches(drafter[0].options):
         model, *others = models = [with_trees(one, drafter[0].options) for one in models]
@@ -446,12 +449,8 @@ def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
         )
     else:
         longest = config.max_model_len
-    steps = {
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "long_prefill_token_threshold": config.long_prefill_token_threshold,
-    }
-    for name, tokens in steps.items() if model.whole_prompts else ():
-        if 0 < tokens < longest:
+    for name in ("max_num_batched_tokens", "long_prefill_token_threshold") if model.whole_prompts else ():
+        if 0 < (tokens := getattr(config, name)) < longest:
             raise ConfigError(
                 f"{name}={tokens} with {model.architecture}",
                 f"each of its tokens sees all others, so a prompt of up to {longest} tokens is one step's",

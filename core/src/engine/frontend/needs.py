@@ -13,7 +13,7 @@ from engine.interfaces.executor import ExecutorNeed
 from engine.interfaces.kv_connector import KVConnectorNeed
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import ModelNeed
-from engine.interfaces.ops import OpsNeed, ops_needs
+from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed, ops_needs
 from engine.interfaces.quantization import KINDS as QUANTIZED
 from engine.interfaces.quantization import QuantizationNeed, stored_form
 from engine.interfaces.reasoning_parser import ReasoningParserNeed
@@ -21,6 +21,7 @@ from engine.interfaces.router import RouterNeed
 from engine.interfaces.tool_parser import ToolParserNeed
 from engine.plugin import Registry, points
 from engine.plugin.choosing import or_quarantine, ranked
+from engine.plugin.discovery import duplicate
 from engine.plugin.points import PICKS, CardT, NeedT, Point
 from engine.plugin.selection import answer
 from engine.types.errors import ConfigError, TokenizerError, UnsupportedModelError
@@ -304,8 +305,18 @@ def _communicator(facts: Facts) -> dict[str, CommunicatorNeed]:
     return {"": CommunicatorNeed(world_size=max(parallel.tp, parallel.pp), batch_invariant=invariant, **facts.place)}
 
 
+def _defined_once(facts: Facts, asks: Mapping[str, OpsNeed], registry: Registry) -> None:
+    """Raise DuplicateDriverError where several drivers define one of the operations."""
+    further = sorted(asks.keys() - set(OPERATIONS))
+    cards = [(c, cast("type[OpsCard]", card)) for c, card in ranked(registry, points.OPS.name)[0]] if further else []
+    for operation in further:
+        definers = [candidate for candidate, card in cards if operation in card.defines]
+        if len(definers) > 1:
+            raise duplicate(points.OPS.name, definers, f"choose who defines operation '{operation}'")
+
+
 TABLE: tuple[Row[Any, Any], ...] = (
-    Row(points.OPS, _ops, together=(("pack_linear", "linear"),)),
+    Row(points.OPS, _ops, together=(("pack_linear", "linear"),), found=_defined_once),
     Row(points.COMMUNICATOR, _communicator, _several_ranks),
     Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(parallel=facts.parallel)}),
     Row(points.QUANTIZATION, quantization_needs, _has_layers, found=reads_stored),

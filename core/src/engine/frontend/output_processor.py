@@ -172,15 +172,8 @@ class OutputProcessor:
         return True
 
     def abort(self, request_ids: Iterable[str], error: EngineError | None = None) -> list[str]:
-        """Forget these requests; unknown ids are passed over. Their streams are not woken.
-
-        Args:
-            request_ids: the users'.
-            error: why, where that is no abort; for metrics and hooks.
-
-        Returns:
-            The core requests to abort.
-        """
+        """Forget users' requests of these ids; unknown ones are passed over. Their streams are not woken. `error` tells
+        metrics and hooks why, where that is no abort. Returns the core requests to abort."""
         core_ids: list[str] = []
         for request_id in request_ids:
             request = self._requests.pop(request_id, None)
@@ -215,8 +208,7 @@ class OutputProcessor:
         longer) expected is dropped. What a stop string has ended here is aborted in the core. A request whose core has
         died before anything of it was given out is sent again: it begins anew, with the same seeds.
 
-        Returns:
-            One output for each request with news that has no stream, in the order of the news.
+        Returns one output for each request with news that has no stream, in the order of the news.
         """
         if self.observer is not None or self._hooks is not None:
             follow(news, self._sequences, time.monotonic(), self.observer)
@@ -356,8 +348,7 @@ def best_of(completions: Sequence[CompletionOutput], params: SamplingParams) -> 
     """The `n` completions with the largest `cumulative_logprob`, best first, numbered anew; those that ended with an
     error come last, and among equals the one with the lower index comes first.
 
-    Returns:
-        The chosen completions; the number of tokens of those left out.
+    Returns the chosen completions; the number of tokens of those left out.
     """
 
     def rank(completion: CompletionOutput) -> tuple[bool, float]:

@@ -285,8 +285,7 @@ class LoopListener(Generic[T]):
         on_message: takes one, or several that came.
         on_death: takes the error, once, if it is lost.
 
-    Raises:
-        NotImplementedError: loops of this kind cannot wait for a socket of ZeroMQ.
+    Raises NotImplementedError: loops of this kind cannot wait for a socket of ZeroMQ.
     """
 
     def __init__(

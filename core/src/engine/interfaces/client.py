@@ -79,8 +79,7 @@ class CoreClient(Protocol):
         Args:
             timeout: seconds to wait; None waits for ever. Nothing is returned when they are over.
 
-        Raises:
-            EngineDeadError: the core or a worker has died.
+        Raises EngineDeadError: the core or a worker has died.
         """
 
     def has_work(self) -> bool:

@@ -74,6 +74,11 @@ class PlatformCard(Card):
         raise NotImplementedError
 
     @classmethod
+    def memory(cls) -> int | None:
+        """Bytes that a device has, all in all; None: not known. As cheap as `describe`; since minor 2."""
+        return None
+
+    @classmethod
     def tokens_per_page(cls, kind: str, block_size: int) -> int:
         """Tokens that a page is to have for layers of a kind, a multiple of the block size: what attention's cards say,
         where attention is among `own_points`."""

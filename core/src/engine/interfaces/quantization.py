@@ -186,8 +186,7 @@ class LayerShape(NamedTuple):
             turned: the inputs' dimension comes first.
             dtypes, cast: see `StoredTensor`.
 
-        Raises:
-            ConfigError: this rank's part would begin or end within an element.
+        Raises ConfigError: this rank's part would begin or end within an element.
         """
         fused = len(self.names) == 1
         found = []

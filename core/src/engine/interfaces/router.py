@@ -65,8 +65,7 @@ class Router(Protocol):
                 them, do not change them. They will be sent: a router may remember now what the rank will hold.
             ranks: those that live, at least two, by number. With one left nobody is asked.
 
-        Returns:
-            `RankLoad.rank` of one of `ranks`. Anything else, and any exception, ends the requests with an error.
+        Returns `RankLoad.rank` of one of `ranks`. Anything else, and any exception, ends the requests with an error.
         """
 
     def rank_died(self, rank: int) -> None:

@@ -156,6 +156,9 @@ class StepPart:
         """Asked once, when the worker starts."""
         return ()
 
+    def capture(self) -> None:
+        """Once, before the first plan, when the runner's own steps are captured: what the part runs by itself."""
+
     def launched(self, step: TargetStep) -> StepOutput | None:
         """Behind the drawing of the step's tokens, in order on the device, on every rank."""
 

@@ -209,8 +209,7 @@ class PagePool:
         Args:
             counts: for each KV table; their sum is at most `num_available`.
 
-        Raises:
-            ContractError: the evictor gave pages that are not evictable, or fewer than it was asked for.
+        Raises ContractError: the evictor gave pages that are not evictable, or fewer than it was asked for.
         """
         self.tell_evictor()
         assert sum(counts) <= self.num_available

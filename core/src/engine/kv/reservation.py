@@ -131,8 +131,7 @@ class Reservation:
             hashes: of the request's blocks.
             last: no known token of the slot lies behind.
 
-        Returns:
-            The number of pages.
+        Returns the number of pages.
         """
         kv, end = self._kv, start + size
         entering = self._entering.get(slot)
@@ -199,8 +198,7 @@ class Reservation:
         Rows are placed in the order in which they were reserved, so blocks that an earlier row of this plan computes
         are cached by now.
 
-        Returns:
-            For each table the pages that wait to be loaded, NULL_PAGE standing for those that do not.
+        Returns for each table the pages that wait to be loaded, NULL_PAGE standing for those that do not.
         """
         kv, (sequence, hit, swap_in) = self._kv, entering
         caches, loaded = kv.blocks.caches(slot), []

@@ -72,8 +72,7 @@ class BlockTable:
         Args:
             slots, positions: int [n]; each slot once, with the first position that it computes next.
 
-        Returns:
-            (pages [m], places in `slots` [m]) of what was dropped.
+        Returns (pages [m], places in `slots` [m]) of what was dropped.
         """
         if self.window is None:
             return _EMPTY, _EMPTY

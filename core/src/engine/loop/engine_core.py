@@ -108,8 +108,7 @@ class EngineCore:
         Returns what is new since the last call, perhaps nothing. Where the executor fails, every unfinished request
         ends here with an error, and the engine is dead.
 
-        Raises:
-            EngineDeadError: the engine had died before this call.
+        Raises EngineDeadError: the engine had died before this call.
         """
         if self._dead is not None and not self.scheduler.has_work:
             raise self._dead
@@ -250,8 +249,7 @@ class EngineCore:
     def check_health(self) -> None:
         """Ask the executor whether its workers live: between steps nobody else does.
 
-        Raises:
-            EngineDeadError: the engine has died, perhaps found out here; every unfinished request ends with it.
+        Raises EngineDeadError: the engine has died, perhaps found out here; every unfinished request ends with it.
         """
         if self._dead is None:
             try:
@@ -265,8 +263,7 @@ class EngineCore:
         """Once after each time that there was work: see that nothing was lost, now that nobody waits for an answer. It
         takes some milliseconds for each 10,000 pages.
 
-        Raises:
-            EngineDeadError: the inner state contradicts itself; what is computed from now on could be wrong.
+        Raises EngineDeadError: the inner state contradicts itself; what is computed from now on could be wrong.
         """
         if self._checked_idle or self._dead is not None or self.scheduler.has_work:
             return

@@ -17,8 +17,7 @@ from engine.types.parallel import Shard
 def even(total: int, context: ModelContext, what: str) -> Shard:
     """This rank's part where all ranks hold equally many of `total` heads, rows or columns.
 
-    Raises:
-        ConfigError: `total` does not divide, or there is no such rank; `what` begins the message.
+    Raises ConfigError: `total` does not divide, or there is no such rank; `what` begins the message.
     """
     _check_rank(context, what)
     if total % context.tp_size:

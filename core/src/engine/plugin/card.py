@@ -69,8 +69,7 @@ class Card:
         Args:
             need: the point's need (a frozen dataclass from its interface).
 
-        Returns:
-            One sentence a reason, each understandable alone ("head size 80 is not a multiple of 32").
+        Returns one sentence a reason, each understandable alone ("head size 80 is not a multiple of 32").
         """
         return []
 

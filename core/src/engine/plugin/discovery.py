@@ -222,8 +222,8 @@ class Registry:
         return candidate.error(IncompatibleDriverError, found, remedy)
 
 
-def duplicate(point: str, matches: Iterable[Candidate]) -> DuplicateDriverError:
-    """The error for several candidates of one name; it names every distribution."""
+def duplicate(point: str, matches: Iterable[Candidate], asked: str = "") -> DuplicateDriverError:
+    """The error for several candidates of one name, or of what was `asked`; it names every distribution."""
     matches = list(matches)
     distributions = list(dict.fromkeys(c.distribution for c in matches))
     remedy = "uninstall one of them: " + " or ".join(f"pip uninstall {name}" for name in distributions)
@@ -233,7 +233,7 @@ def duplicate(point: str, matches: Iterable[Candidate]) -> DuplicateDriverError:
     if len(distributions) == 1:
         remedy = f"its author has to register the name once; until then: pip uninstall {distributions[0]}"
     return DuplicateDriverError(
-        f"use driver '{matches[0].name}' for {point}",
+        asked or f"use driver '{matches[0].name}' for {point}",
         "it is offered more than once: " + " and ".join(f"{c.value} by {c.provenance}" for c in matches),
         remedy,
         point=point,

@@ -35,8 +35,7 @@ def validate_options(
         chosen: the chosen drivers; repetitions are fine.
         given: option name to value; values may be the strings of a command line.
 
-    Returns:
-        For each chosen driver an instance of its `Options`, or None where it has none.
+    Returns for each chosen driver an instance of its `Options`, or None where it has none.
 
     Raises OptionsError: naming the option, the value, and near matches for a name that is unknown.
     """

@@ -156,12 +156,17 @@ class DecodeTrial:
         span = max(1, min([self._max_model_len - 1, *(table.tokens_per_block for table in tables)]))
         beside = max(1, span // width)
         blocks = max((-(-width // table.tokens_per_block) for table in tables), default=1) if width > span else 1
-        order = rows % beside if number == 0 else beside - 1 - rows % beside
-        positions = order[:, None] * width + np.arange(width)
         half = max(1, len(pool) // 2)
         first, count = (0, half) if number == 0 else (half, max(1, len(pool) - half))
+        places, sharing = max(1, half // max(1, len(tables) * blocks)), beside
+        if (
+            self._attention.states is not None
+        ):  # who reads a page reads what one row left: rows share none, or none reads
+            beside, sharing = (beside, 1) if len(rows) <= places else (1, 1)
+        order = rows % beside if number == 0 else beside - 1 - rows % beside
+        positions = order[:, None] * width + np.arange(width)
         # Where pages are so few that more rows share a place, they write the same there.
-        place = (rows // beside % max(1, count // max(1, len(tables) * blocks)))[:, None]
+        place = (rows // sharing % places)[:, None]
         pages = [  # [R, blocks] of each table
             (first + ((place * len(tables) + index) * blocks + np.arange(blocks)) % count) % len(pool)
             for index in range(len(tables))

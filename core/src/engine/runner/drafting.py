@@ -147,7 +147,7 @@ class Drafting(StepPart):
         self.step: StepDrafts | None = None
 
     def capture(self) -> None:
-        """Once, before the first plan: see `Session.capture`."""
+        """See `Session.capture`."""
         self._session.capture()
 
     @property

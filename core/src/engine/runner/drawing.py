@@ -46,7 +46,7 @@ class Draws(StepPart):
         self._ops = ops
         self._draws = start.place.draws
         self._tokens = tokens
-        self.drafting = drafting
+        self._drafting = drafting
         self._faults = faults
         self._parameters = parameters
         self._sampler = Sampler(ops, platform, tokens, self._parameters, processors)
@@ -58,19 +58,32 @@ class Draws(StepPart):
     def of(self, plan: StepPlan) -> Drawing:
         """Where a plan draws; nowhere where this worker does not."""
         if plan.num_drafts is not None and self._draws:
-            assert self.drafting.step is not None
-            return self.drafting.step.drawing
+            assert self._drafting.step is not None
+            return self._drafting.step.drawing
         return Drawing.of(plan, np.flatnonzero(plan.samples if self._draws else ()))
 
     def places(self, drawing: Drawing) -> np.ndarray | None:
         """What travels with the step for `draw`: see `engine.sampling.sampler.SampledRows.places`."""
         return self._sampler.places(SampledRows(drawing.slot, drawing.num_tokens)) if len(drawing.slot) else None
 
+    def hide(self, plan: StepPlan, select: torch.Tensor | None, hidden: torch.Tensor, positions: torch.Tensor) -> bool:
+        """Whether drafts branch: then the nodes of their trees, which stand one behind the other and see few of these,
+        get in `hidden` what they do not see, and in `positions` their depth. select: where the step draws."""
+        drafts = None if plan.num_drafts is None else self._drafting.step
+        trees = None if drafts is None else drafts.trees
+        if trees is None:
+            return False
+        if select is not None:
+            tokens = select[: len(trees.hidden)]
+            hidden.index_copy_(0, tokens, trees.hidden)
+            positions.index_add_(0, tokens, trees.beyond, alpha=-1)
+        return True
+
     def drafts(self, plan: StepPlan) -> list[list[int]]:
         """Those of each row, on the host. Waits for their copy."""
         tokens: list[list[int]] = [[] for _ in range(plan.num_rows)]
         if plan.num_drafts is not None:
-            step = self.drafting.step
+            step = self._drafting.step
             assert step is not None and step.fetch is not None
             (found,) = step.fetch.wait()
             for row, of_row in zip(step.place.tolist(), found.tolist(), strict=True):
@@ -98,9 +111,9 @@ class Draws(StepPart):
             they are, where drafts branch: see `StepTrees.walk`.
         """
         n, rows = len(drawing.row), SampledRows(drawing.slot, drawing.num_tokens, places)
-        drafts = None if plan.num_drafts is None else self.drafting.step
+        drafts = None if plan.num_drafts is None else self._drafting.step
         trees = None if drafts is None else drafts.trees
-        rejected = None if drafts is None or trees is not None or not self.drafting.rejects else drafts.sampled
+        rejected = None if drafts is None or trees is not None or not self._drafting.rejects else drafts.sampled
         drawn, logprobs = self._sampler(logits[:n], broken[:n], rows, rejected, _placed(masks, drawing.row))
         tensors: tuple[torch.Tensor, ...] = (drawn,)
         counts, asked, walked = None, None, None

@@ -114,7 +114,8 @@ class ModelRunner:
                     break
             else:
                 self._captured |= steps
-        self._draws.drafting.capture()
+        for part in self._parts:
+            part.capture()
         return self._buckets.get(1, ())
 
     def _capture_width(self, width: int) -> dict[CaptureKey, Step] | None:
@@ -306,14 +307,9 @@ class ModelRunner:
             step.frame.kv_index.copy_(inputs.positions)
         if (hidden := self._buffers.hidden) is not None and each != 1:
             hidden.zero_()
-            drafts = None if plan.num_drafts is None else self._draws.drafting.step
-            trees = None if drafts is None else drafts.trees
-            if trees is not None and sent.select is not None:  # nodes stand one behind the other, and see few of these
-                tokens = sent.select[: len(trees.hidden)]
-                hidden.index_copy_(0, tokens, trees.hidden)
-                inputs.positions.index_add_(0, tokens, trees.beyond, alpha=-1)
+            branches = self._draws.hide(plan, sent.select, hidden, inputs.positions)
             for batch in step.frame.batches:
-                batch.hidden = hidden[: len(batch.kv_index)] if captured or trees is not None else None
+                batch.hidden = hidden[: len(batch.kv_index)] if captured or branches else None
         if len(sent.padding):  # where the row's next pages would be, others' may be by now: its table is not to be read
             step.frame.kv_index.index_fill_(0, sent.padding, -1)
             for slot_mapping in inputs.slot_mappings:

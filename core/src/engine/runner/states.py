@@ -51,7 +51,7 @@ class StateBackend:
         step: whose drafts the next plans are for; the runner sets it.
     """
 
-    capture_level: CaptureLevel = "none"
+    capture_level: CaptureLevel = "decode"
 
     def __init__(self, platform: Platform, specs: Sequence[KVSpec], num_ranks: int) -> None:
         self._platform = platform
@@ -84,8 +84,8 @@ class StateBackend:
         for site in self._sites:
             site.restore(counts)
 
-    def plan(self, batch: AttentionBatch, group: KVGroup, earlier: Any = None) -> StatePlan:
-        """Where the step's rows find and leave their states."""
+    def plan(self, batch: AttentionBatch, group: KVGroup, earlier: StatePlan | None = None) -> StatePlan:
+        """Where the step's rows find and leave their states. `earlier` is refilled: that of a captured decode step."""
         size, query_start_loc = group.tokens_per_block, batch.query_start_loc_host.astype(np.int64)
         ends, lengths = batch.seq_lens_bound.astype(np.int64), np.diff(query_start_loc)
         starts = ends - lengths
@@ -112,6 +112,10 @@ class StateBackend:
             write_at=sent[3],
             write_at_host=write_at,
         )
+        if earlier is not None:
+            earlier.batch.read.copy_(found.read)
+            earlier.batch.write.copy_(found.write)
+            return earlier
         return StatePlan(found, sent[5], table[sent[4]]) if rows.size else StatePlan(found)
 
 

@@ -20,11 +20,9 @@ def check_result(plan: StepPlan, result: StepResult, vocab_size: int | None = No
     Args:
         vocab_size: of the model; None where it is not known.
 
-    Returns:
-        The smallest token, or 0 where none is negative: it tells whether a row is `BROKEN`.
+    Returns the smallest token, or 0 where none is negative: it tells whether a row is `BROKEN`.
 
-    Raises:
-        ContractError: what is wrong with it.
+    Raises ContractError: what is wrong with it.
     """
     if (fault := _form_fault(plan, result)) is None:
         tokens = result.tokens

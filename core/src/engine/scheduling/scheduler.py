@@ -224,8 +224,7 @@ class Scheduler:
     def update(self, result: StepResult) -> list[CoreOutput]:
         """Take in the result of the oldest plan that is outstanding.
 
-        Raises:
-            ContractError: it is another step's, or does not fit the plan.
+        Raises ContractError: it is another step's, or does not fit the plan.
         """
         if (outputs := self.fast_path.accept(self.outstanding[0], result)) is not None:
             self._step_done(self.outstanding.popleft())

@@ -308,8 +308,7 @@ def _matcher(request: Request) -> RequestMatcher:
 def check_drafts(plan: StepPlan, drafts: object, vocab_size: int) -> list[list[int]]:
     """Refuse drafts that do not fit the plan: another number of rows, more than were wanted, no ids.
 
-    Raises:
-        ContractError: what is wrong with them.
+    Raises ContractError: what is wrong with them.
     """
     wanted = [0] * plan.num_rows if plan.num_drafts is None else plan.num_drafts.tolist()
     if isinstance(drafts, list) and len(drafts) == len(wanted) and all(map(_are_drafts, drafts, wanted)):

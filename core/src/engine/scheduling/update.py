@@ -48,8 +48,7 @@ def accept(
         drafts: hear what became of theirs.
         pools: requests that pool may be among the rows.
 
-    Raises:
-        ContractError: what was pooled does not fit the plan.
+    Raises ContractError: what was pooled does not fit the plan.
     """
     rows = plan.samples.nonzero()[0]
     drawn, counts = _drawn(plan, result, rows)
@@ -229,8 +228,7 @@ def _take_prompt_scores(
     Args:
         outputs: of the step, at most one a request; those of rows that drew a token.
 
-    Returns:
-        Further outputs, for requests that have none among these.
+    Returns further outputs, for requests that have none among these.
     """
     more: list[CoreOutput] = []
     of_request = {output.request_id: output for output in outputs}
@@ -265,8 +263,7 @@ def _take_pooled(plan: StepPlan, result: StepResult, slots: SlotTable, accepted:
     """Add what a step pooled to its news. What belongs to a request that has ended is dropped. A preempted request is
     computed again: vectors of tokens that it had sent are dropped, and a result that still comes is its result.
 
-    Raises:
-        ContractError: a row whose prompt is computed has no result, or the results do not fit the plan.
+    Raises ContractError: a row whose prompt is computed has no result, or the results do not fit the plan.
     """
     outputs: list[CoreOutput] = []
     ended: list[Request] = []

@@ -176,7 +176,8 @@ def test_layers_are_there_before_the_prompt_is_computed(ends, way):
     if way == "followed late":
         ends.d.fetch(fetch)
     until(lambda: (ends.empty[[9, 8, 7]] == ends.full[[1, 2, 3]] ^ 255).all())
-    assert ends.d.news() is None, "it has ended before what is computed stands"
+    news = ends.d.news()  # counts, perhaps: on a busy machine a block is asked for twice
+    assert news is None or not (news.fetched or news.failed), "it has ended before what is computed stands"
     ends.p.offer(Offer("t", tables(0, 11, 12, 13, 4, 14), address))
     assert wait(ends.d, fetched=1).failed == []
     assert (ends.empty[[6, 5]] == ends.full[[4, 14]]).all()

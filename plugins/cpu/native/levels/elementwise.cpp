@@ -42,6 +42,10 @@ void elements(const Elementwise& a, int threads) {
             return each<T>(a, threads, [](float x, std::size_t) {
                 return x * 0.5f * (1.0f + hyperbolic_tangent(0.79788456080286536f * (x + 0.044715f * x * x * x)));
             });
+        case Element::relu:
+            return each<T>(a, threads, [](float x, std::size_t) { return x < 0 ? 0.0f : x; });
+        case Element::relu_squared:
+            return each<T>(a, threads, [](float x, std::size_t) { return x < 0 ? 0.0f : x * x; });
     }
 }
 

@@ -22,5 +22,11 @@ void sample(const Sample& arguments, SamplingScratch& scratch, int threads);
 void logprobs(const Logprobs& arguments, SamplingScratch& scratch, int threads);
 void penalties(const Penalties& arguments, SamplingScratch& scratch, int threads);
 void apply_bitmask(const Bitmask& arguments, int threads);
+void causal_conv(DType dtype, const CausalConv& arguments, int threads);
+void ssd(DType dtype, const Ssd& arguments, int threads);
+void selective_scan(DType dtype, const SelectiveScan& arguments, int threads);
+void gated_delta(DType dtype, const GatedDelta& arguments, int threads);
+void gated_norm(DType dtype, const GatedNorm& arguments, int threads);
+void gate_by(DType dtype, const GateBy& arguments, int threads);
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -105,6 +105,57 @@ class Ops:
         self, dtype: int, x: int, rows: int, size: int, weight: int, bias: int, out: int, eps: float
     ) -> None: ...
 
+class StatePlaces:
+    """Where a step's rows find and leave one state, by addresses: native/states.h."""
+
+def state_places(
+    pool: int,
+    pool_stride: int,
+    read: int,
+    rows: int,
+    query_start_loc: int,
+    kept: int,
+    kept_stride: int,
+    kept_at: int,
+    kept_to: int,
+    count: int,
+) -> StatePlaces: ...
+
+class StateKernels:
+    """Kernels of one level for layers that keep states, in float32 and bfloat16: native/states.h."""
+
+    def __init__(self, level: str, threads: int) -> None:
+        """level: one of `levels()`, or "auto" for the highest. Raises ValueError."""
+
+    def causal_conv(self, dtype: int, *places: int | StatePlaces) -> None: ...
+    def ssd(self, dtype: int, *places: float | StatePlaces) -> None: ...
+    def selective_scan(self, dtype: int, *places: int | StatePlaces) -> None: ...
+    def gated_delta(self, dtype: int, *places: int | StatePlaces) -> None: ...
+    def gated_norm(
+        self,
+        dtype: int,
+        x: int,
+        x_stride: int,
+        gate: int,
+        gate_stride: int,
+        rows: int,
+        channels: int,
+        size: int,
+        weight: int,
+        eps: float,
+        gate_last: bool,
+        given: bool,
+        squares: int,
+        out: int,
+    ) -> None: ...
+    def gate_by(
+        self, dtype: int, what: int, x: int, x_stride: int, gate: int, gate_stride: int, rows: int, size: int, out: int
+    ) -> None: ...
+    def copy(
+        self, x: int, row_stride: int, stride: int, rows: int, parts: int, part_bytes: int, out: int, out_stride: int
+    ) -> None:
+        """Strides in bytes."""
+
 def gather_rows(
     threads: int,
     x: int,

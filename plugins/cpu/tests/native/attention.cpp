@@ -90,7 +90,7 @@ public:
         const std::size_t heads = c_.heads * c_.group;
         Array out(c_.dtype, (tokens + padding) * heads * c_.size);
         lse = Array(DType::float32, (tokens + padding) * heads);
-        AttentionScratch scratch(threads, c_.size, c_.group);
+        AttentionScratch scratch(threads, c_.size, c_.group, true);
         kernels.attention({c_.dtype, q_[0].at(first * (q_stride() + 3)), q_stride() + 3, c_.size, out.data(),
                            static_cast<float*>(lse.data()), starts.data(), table_.data() + from * table_stride_, table_stride_,
                            c_.index ? index_.data() + first : nullptr, to - from, tokens + padding, c_.group, paged_, scale(),

@@ -121,6 +121,10 @@ void test_elements(const Kernels& kernels, DType dtype, std::size_t size, Random
     for (std::size_t i = 0; i < size; ++i) check("scale", found, i, x[i] * static_cast<double>(0.3f), 0.5, 0);
     run(Element::soft_cap, 2.5f);
     for (std::size_t i = 0; i < size; ++i) check("soft_cap", found, i, std::tanh(x[i] / 2.5) * 2.5, 0.5, 0.3);
+    run(Element::relu, 0);
+    for (std::size_t i = 0; i < size; ++i) check("relu", found, i, std::max(x[i], 0.0), 0.5, 0);
+    run(Element::relu_squared, 0);
+    for (std::size_t i = 0; i < size; ++i) check("relu squared", found, i, std::pow(std::max(x[i], 0.0), 2), 0.5, 0);
     run(Element::gelu, 0);
     for (std::size_t i = 0; i < size; ++i)
         check("gelu", found, i, x[i] * 0.5 * (1 + std::erf(x[i] * std::sqrt(0.5))), 0.5, std::fabs(x[i]));

@@ -36,6 +36,7 @@ int main(int count, char** words) {
             {"layers", [&] { test_layers(kernels, scalar); }},
             {"attention", [&] { test_attention(kernels); }},
             {"sampling", [&] { test_sampling(kernels); }},
+            {"states", [&] { test_states(kernels); }},
         };
         for (const auto& [part, run] : parts) {
             const std::size_t before = failures();

@@ -45,12 +45,13 @@ class ScaledMLP(GatedMLP):
         self, context: ModelContext, size: int, inner: int, name: str, bias: bool, by: tuple[float, ...]
     ) -> None:
         super().__init__(context, size, inner, name, bias)
+        self._join = context.ops.join  # type: ignore[attr-defined]
         self._by = by
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        inner = self._ops.silu_mul(torch.cat((self._ops.scale(gate, self._by[0]), up), dim=-1))
+        inner = self._ops.silu_mul(self._join((self._ops.scale(gate, self._by[0]), up)))
         return self._ops.scale(self.down(inner), self._by[1])
 
 

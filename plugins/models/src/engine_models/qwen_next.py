@@ -56,7 +56,7 @@ class GatedAttention(Module):
         q, gate = both.unflatten(-1, (-1, 2 * self._size)).chunk(2, dim=-1)
         k, v = (part.unflatten(-1, (-1, self._size)) for part in (k, v))
         q, k = self.rotary.normed(q, k, self.q_norm, self.k_norm, positions)
-        return self.o(self._ops.sigmoid_mul(self.attend(q, k, v), gate.flatten(1)))
+        return self.o(self._ops.gate_by(self.attend(q, k, v), self._ops.join((gate,)), silu=False))
 
 
 class Qwen3NextLayer(Module):

@@ -112,7 +112,7 @@ class HybridLayer(Module):
         ops, block, total = self._ops, self.block, state["hidden"]
         if (residual := state.get("residual")) is not None:
             total = ops.add(total, residual)
-        both = block.norm(torch.cat((total, state["embedded"]), dim=-1))
+        both = block.norm(ops.join((total, state["embedded"])))
         inner = block.mlp_norm(self._attention(both, state["positions"]))
         gate_up = ops.add(block.gate_up(inner), self.mlp_adapter(inner))
         added = self.linear(block.down(ops.gelu_mul(gate_up, self._tanh)))
@@ -122,7 +122,7 @@ class HybridLayer(Module):
         block = self.block
         qkv = block.qkv(x)
         if self.adapters:
-            qkv = self._ops.add(qkv, torch.cat([adapter(x) for adapter in self.adapters], dim=-1))
+            qkv = self._ops.add(qkv, self._ops.join([adapter(x) for adapter in self.adapters]))
         parts = qkv.split([shard.length for shard in block.heads], dim=-1)
         q, k, v = (part.unflatten(-1, (-1, block.head_size)) for part in parts)
         if self.rotary is not None:

@@ -10,7 +10,7 @@ from engine.interfaces.model import ModelContext
 from engine.modeling import Linear, Module, RMSNorm, RowParallelLinear
 from engine.modeling.parallel import even
 from engine_states.delta_form import DeltaForm
-from engine_states.layers import Conv, Tensor
+from engine_states.layers import Conv, Tensor, rates
 
 
 class GatedDeltaNet(Module):
@@ -36,12 +36,12 @@ class GatedDeltaNet(Module):
         self.in_proj = Linear(
             context, size, [keys.of_units(sum(self._parts))], [f"{name}.in_proj_qkvz"], bias=False, kind="linear"
         )
-        self.rates = Linear(
+        self.numbers = Linear(
             context, size, [keys.of_units(2 * self._each)], [f"{name}.in_proj_ba"], bias=False, kind="linear"
         )
         self.conv = Conv(context, sum(form.channels), form.kernel, mixed, False, f"{name}.conv1d")
         self.dt_bias = Tensor(context, f"{name}.dt_bias", (form.value_heads,), (values,))
-        self.a_log = Tensor(context, f"{name}.A_log", (form.value_heads,), (values,))
+        self.a = Tensor(context, f"{name}.A_log", (form.value_heads,), (values,), make=rates)
         self.norm = RMSNorm(context, form.value_size, form.eps, f"{name}.norm")
         self.out_proj = RowParallelLinear(context, form.value_heads * form.value_size, size, f"{name}.out_proj")
 
@@ -49,19 +49,19 @@ class GatedDeltaNet(Module):
         """x [T, hidden_size] -> [T, hidden_size]."""
         form, site, ops = self.form, self.site, self._ops
         parts = self.in_proj(x).unflatten(-1, (-1, sum(self._parts))).split(self._parts, dim=-1)
-        q, k, v, gate = (part.flatten(1) for part in parts)
-        beta, dt = (part.flatten(1) for part in self.rates(x).unflatten(-1, (-1, 2 * self._each)).chunk(2, dim=-1))
-        q, k, v = self.conv(torch.cat((q, k, v), dim=-1), site, "conv").split(self._mixed, dim=-1)
-        y, after = ops.gated_delta(
+        *mixed, gate = parts
+        beta, dt = self.numbers(x).unflatten(-1, (-1, 2 * self._each)).chunk(2, dim=-1)
+        (mixture,) = self.conv((ops.join(mixed),), site, "conv")
+        q, k, v = mixture.split(self._mixed, dim=-1)
+        y = ops.gated_delta(
             q.unflatten(-1, (-1, form.key_size)),
             k.unflatten(-1, (-1, form.key_size)),
             v.unflatten(-1, (-1, form.value_size)),
-            dt,
-            ops.negative_exp(self.a_log.tensor),
+            ops.join((dt,)),
+            self.a.tensor,
             self.dt_bias.tensor,
-            beta,
-            site.load("delta"),
-            site.batch,
+            ops.join((beta,)),
+            site,
+            "delta",
         )
-        site.save("delta", after)
-        return self.out_proj(ops.silu_mul(torch.cat((gate, self.norm(y).flatten(1)), dim=-1)))
+        return self.out_proj(ops.gate_by(self.norm(y).flatten(1), ops.join((gate,)), silu=True))

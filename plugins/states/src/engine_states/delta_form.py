@@ -37,7 +37,7 @@ class DeltaForm(NamedTuple):
         """What a layer keeps: of the convolution what it read last, of the rule a matrix for each value head."""
         heads = (self.value_heads, self.key_size, self.value_size)
         states = (
-            StateTensor(name="conv", shape=(sum(self.channels), self.kernel - 1), dtype="model", divided_dim=0),
+            StateTensor(name="conv", shape=(self.kernel - 1, sum(self.channels)), dtype="model", divided_dim=1),
             StateTensor(name="delta", shape=heads, dtype="wide", divided_dim=0),
         )
         return KVSpec(kind="state", num_kv_heads=0, head_size=0, states=states)

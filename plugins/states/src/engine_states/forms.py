@@ -32,8 +32,8 @@ class Mamba1Form(NamedTuple):
     def spec(self, dtype: str, **more: Any) -> KVSpec:
         """What a layer keeps; dtype: of the scan's state, see `StateTensor`."""
         states = (
-            StateTensor(name="conv", shape=(self.inner, self.kernel - 1), dtype="model", divided_dim=0),
-            StateTensor(name="ssm", shape=(self.inner, self.state), dtype=dtype, divided_dim=0),
+            StateTensor(name="conv", shape=(self.kernel - 1, self.inner), dtype="model", divided_dim=1),
+            StateTensor(name="ssm", shape=(self.state, self.inner), dtype=dtype, divided_dim=1),
         )
         return KVSpec(kind="state", num_kv_heads=0, head_size=0, states=states, **more)
 
@@ -77,13 +77,13 @@ class Mamba2Form(NamedTuple):
 
     def spec(self, dtype: str, **more: Any) -> KVSpec:
         """What a layer keeps; dtype: of the scan's state, see `StateTensor`."""
-        past, divided = self.kernel - 1, None if self.groups == 1 else 0
-        of_group = (self.groups * self.state, past)
+        past, divided = self.kernel - 1, None if self.groups == 1 else 1
+        of_group = (past, self.groups * self.state)
         states = (
-            StateTensor(name="conv_x", shape=(self.inner, past), dtype="model", divided_dim=0),
+            StateTensor(name="conv_x", shape=(past, self.inner), dtype="model", divided_dim=1),
             StateTensor(name="conv_b", shape=of_group, dtype="model", divided_dim=divided),
             StateTensor(name="conv_c", shape=of_group, dtype="model", divided_dim=divided),
-            StateTensor(name="ssm", shape=(self.heads, self.head_size, self.state), dtype=dtype, divided_dim=0),
+            StateTensor(name="ssm", shape=(self.heads, self.state, self.head_size), dtype=dtype, divided_dim=0),
         )
         return KVSpec(kind="state", num_kv_heads=0, head_size=0, states=states, **more)
 

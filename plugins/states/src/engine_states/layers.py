@@ -5,6 +5,7 @@ Over several ranks each holds some channels, in Mamba-2 whole heads and their gr
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +24,19 @@ class Tensor(Module):
         name: the checkpoint's. shape: there.
         shards: what this rank keeps along its first dimension, one after the other.
         wide: kept in float32 at least; else in the model's dtype.
+        make: what is made of it, while it is loaded.
     """
 
     def __init__(
-        self, context: ModelContext, name: str, shape: tuple[int, ...], shards: tuple[Shard, ...], wide: bool = True
+        self,
+        context: ModelContext,
+        name: str,
+        shape: tuple[int, ...],
+        shards: tuple[Shard, ...],
+        wide: bool = True,
+        make: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        self._make = make
         self._dtype = torch.promote_types(context.dtype, torch.float32) if wide else context.dtype
         self._device = context.device
         starts = [sum(shard.total for shard in shards[:i]) for i in range(len(shards))]
@@ -43,12 +52,18 @@ class Tensor(Module):
         return [self._param]
 
     def load(self, param: Param, tensor: torch.Tensor) -> None:
-        """Copy it."""
-        self.tensor = tensor.to(self._device, self._dtype, copy=True)
+        """Copy it, and make of it what it is to be."""
+        copied = tensor.to(self._device, self._dtype, copy=True)
+        self.tensor = copied if self._make is None else self._make(copied).contiguous()
 
     def own_bytes(self, itemsize: int) -> int:
         """In its own dtype."""
         return self.num_elements() * self._dtype.itemsize
+
+
+def rates(log: torch.Tensor) -> torch.Tensor:
+    """Rates of decay, [.., C] in the order of states, of their negated logarithms as checkpoints have them, [C, ..]."""
+    return -log.exp().T if log.dim() > 1 else -log.exp()
 
 
 class Conv(Module):
@@ -58,19 +73,20 @@ class Conv(Module):
         self, context: ModelContext, channels: int, kernel: int, shards: tuple[Shard, ...], bias: bool, name: str
     ) -> None:
         self._ops: Any = context.ops
-        self.weight = Tensor(context, f"{name}.weight", (channels, 1, kernel), shards, wide=False)
+        shape = (channels, 1, kernel)
+        self.weight = Tensor(
+            context, f"{name}.weight", shape, shards, wide=False, make=lambda weight: weight.squeeze(1).T
+        )
         self.bias = Tensor(context, f"{name}.bias", (channels,), shards, wide=False) if bias else None
 
-    def __call__(self, x: torch.Tensor, site: StateSite, *names: str) -> torch.Tensor:
-        """x [T, C] -> [T, C]. names: of the states, whose channels follow one another."""
-        loaded = [site.load(name) for name in names]
-        weight, bias = self.weight.tensor.squeeze(1), None if self.bias is None else self.bias.tensor
-        before = loaded[0] if len(loaded) == 1 else torch.cat(loaded, dim=1)
-        y, after = self._ops.causal_conv(x, weight, bias, before, site.batch)
-        for name, states in zip(names, after.split([states.shape[1] for states in loaded], dim=1), strict=True):
-            site.save(name, states)
-        out: torch.Tensor = y
-        return out
+    def __call__(self, parts: Sequence[torch.Tensor], site: StateSite, *names: str) -> list[torch.Tensor]:
+        """Parts [T, C] of the channels, each with its state's name -> the same."""
+        found, end = [], 0
+        for part, name in zip(parts, names, strict=True):
+            start, end = end, end + part.shape[-1]
+            bias = None if self.bias is None else self.bias.tensor[start:end]
+            found.append(self._ops.causal_conv(part, self.weight.tensor[:, start:end], bias, site, name))
+        return found
 
 
 class Mamba1Mixer(Module):
@@ -97,7 +113,7 @@ class Mamba1Mixer(Module):
         if form.norm_eps is not None:
             self.norms = [RMSNorm(context, n, form.norm_eps, f"{name}.{one}_layernorm") for one, n in parts.items()]
         self.dt_proj = ColumnParallelLinear(context, form.dt_rank, inner, f"{name}.dt_proj", bias=True)
-        self.a_log = Tensor(context, f"{name}.A_log", (inner, form.state), (rows,))
+        self.a = Tensor(context, f"{name}.A_log", (inner, form.state), (rows,), make=rates)
         self.d = Tensor(context, f"{name}.D", (inner,), (rows,))
         self.out_proj = RowParallelLinear(context, inner, size, f"{name}.out_proj", bias)
 
@@ -106,15 +122,12 @@ class Mamba1Mixer(Module):
         del positions
         form, site, ops = self.form, self.site, self._ops
         x, gate = self.in_proj(x).split(self.inner, dim=-1)
-        x = self.conv(x, site, "conv")
+        (x,) = self.conv((x,), site, "conv")
         dt, b, c = self.x_proj(x).split([form.dt_rank, form.state, form.state], dim=-1)
         if self.norms:
-            dt, b, c = (norm(part.contiguous()) for norm, part in zip(self.norms, (dt, b, c), strict=True))
-        a = ops.negative_exp(self.a_log.tensor)
-        dt = self.dt_proj(dt.contiguous())
-        y, after = ops.selective_scan(x, dt, a, b, c, self.d.tensor, gate, site.load("ssm"), site.batch)
-        site.save("ssm", after)
-        return self.out_proj(y)
+            dt, b, c = (norm(part) for norm, part in zip(self.norms, (dt, b, c), strict=True))
+        dt = self.dt_proj(dt)
+        return self.out_proj(ops.selective_scan(x, dt, self.a.tensor, b, c, self.d.tensor, gate, site, "ssm"))
 
 
 class Mamba2Mixer(Module):
@@ -136,7 +149,7 @@ class Mamba2Mixer(Module):
         )
         self.conv = Conv(context, form.inner + 2 * shared, form.kernel, mixed, form.conv_bias, f"{name}.conv1d")
         self.dt_bias = Tensor(context, f"{name}.dt_bias", (form.heads,), (heads,))
-        self.a_log = Tensor(context, f"{name}.A_log", (form.heads,), (heads,))
+        self.a = Tensor(context, f"{name}.A_log", (form.heads,), (heads,), make=rates)
         self.d = Tensor(context, f"{name}.D", (form.heads,), (heads,))
         self.norm: Tensor | None = None
         if form.norm != "none":
@@ -149,37 +162,33 @@ class Mamba2Mixer(Module):
         """x [T, hidden_size] -> [T, hidden_size]. positions: what attention reads, and nothing here."""
         del positions
         form, site, ops = self.form, self.site, self._ops
-        gate, mixed, dt = self._projected(x)
-        x, b, c = self.conv(mixed, site, "conv_x", "conv_b", "conv_c").split(self._mixed, dim=-1)
-        y, after = ops.ssd(
+        gate, *mixed, dt = self._projected(x)
+        x, b, c = self.conv(mixed, site, "conv_x", "conv_b", "conv_c")
+        y = ops.ssd(
             x.unflatten(-1, (self._heads, form.head_size)),
             dt,
-            ops.negative_exp(self.a_log.tensor),
+            self.a.tensor,
             b.unflatten(-1, (-1, form.state)),
             c.unflatten(-1, (-1, form.state)),
             self.d.tensor,
             self.dt_bias.tensor,
             form.dt_limit,
-            site.load("ssm"),
-            site.batch,
+            site,
+            "ssm",
         )
-        site.save("ssm", after)
         return self.out_proj(self._gated(y.flatten(1), gate))
 
-    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [T, hidden_size] -> the gate, what the convolution reads, and the steps."""
-        projected = self.in_proj(x)
-        if self.form.factors:
-            parts = projected.split([self._mixed[0], *self._mixed, self._heads], dim=-1)
-            gate, *mixed, dt = (self._ops.scale(part, by) for part, by in zip(parts, self.form.factors, strict=True))
-            return gate, torch.cat(mixed, dim=-1), dt
-        gate, both, dt = projected.split([self._mixed[0], sum(self._mixed), self._heads], dim=-1)
-        return gate, both, dt
+    def _projected(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """x [T, hidden_size] -> the gate, the three that the convolution reads, and the steps."""
+        parts = self.in_proj(x).split([self._mixed[0], *self._mixed, self._heads], dim=-1)
+        if not self.form.factors:
+            return parts
+        return [self._ops.scale(part, by) for part, by in zip(parts, self.form.factors, strict=True)]
 
     def _gated(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """y and gate [T, channels] -> the same."""
         form, ops = self.form, self._ops
         if self.norm is None:
-            return ops.silu_mul(torch.cat((gate, y), dim=-1))
+            return ops.gate_by(y, gate, silu=True)
         size, last = form.inner // form.groups, form.norm == "before_gate"
         return ops.gated_norm(y, gate, self.norm.tensor, form.eps, size, self._ranks, gate_last=last)

@@ -155,7 +155,8 @@ def _of_cards(candidates: Sequence[Candidate], timeout: float) -> dict[Candidate
 
 
 class _Probe:
-    """A process that imports cards, each in a fork of its own (see `engine_sdk.probe`).
+    """A process that imports cards, each in a fork of its own (see `engine_sdk.probe`). No `engine.process.Child`: the
+    other side of that has threads, and a process that forks must have none.
 
     Args:
         timeout: seconds for each card.

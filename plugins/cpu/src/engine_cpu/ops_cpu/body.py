@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.types.errors import ConfigError
-from engine_cpu._native import Ops, levels
+from engine_cpu._native import Ops, StateKernels, levels
 from engine_cpu._native import Sampling as Kernels
 from engine_cpu.dtypes import DTYPES
 from engine_cpu.ops_cpu.elementwise import Elementwise
 from engine_cpu.ops_cpu.rows import Rows
 from engine_cpu.ops_cpu.sampling import Sampling
+from engine_cpu.ops_cpu.states import States
 from engine_cpu.packed import Packed, PackedLinear
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from engine_cpu.ops_cpu.card import CpuOpsOptions
 
 
-class CpuOpsBody(Rows, Elementwise, Sampling):
+class CpuOpsBody(Rows, Elementwise, States, Sampling):
     """See `engine.interfaces.ops.Ops`. Of the dtypes of the card, on as many threads as torch."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -29,6 +30,7 @@ class CpuOpsBody(Rows, Elementwise, Sampling):
         try:
             self._ops = Ops(options.level, self._threads)
             self._sampling = Kernels(options.level, self._threads)
+            self._states = StateKernels(options.level, self._threads)
         except ValueError as error:
             raise ConfigError(
                 f"ops.level {options.level}", str(error), f"choose auto or one of {', '.join(levels())}"
@@ -46,7 +48,9 @@ class CpuOpsBody(Rows, Elementwise, Sampling):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., H], dense in its last dimension."""
         shape = x.shape
-        if x.dim() != 3 or x.stride(-1) != 1:
+        if x.dim() == 2 and x.stride(-1) == 1:
+            x = x.unsqueeze(1)
+        elif x.dim() != 3 or x.stride(-1) != 1:
             x = x.contiguous().view(-1, 1, shape[-1])
         rows, heads, size = x.shape
         out = x.new_empty(shape)

@@ -9,6 +9,8 @@ from engine_cpu.levels import LevelOptions, not_run
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
+STATES = frozenset({"causal_conv", "selective_scan", "ssd", "gated_delta", "gated_norm", "gate_by", "join"})
+"""Of layers that keep states: what engine-states defines."""
 
 
 class CpuOpsOptions(LevelOptions):
@@ -26,6 +28,7 @@ class CpuOps(OpsCard):
     operations = frozenset(
         {
             *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap", "gelu", "silu_mul"),
+            *("gelu_mul", "relu", *STATES),
             *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "pack_linear", "linear"),
             *("prepare_inputs", "check_logits", "penalties", "apply_bitmask", "sample", "place_tokens", "logprobs"),
         }

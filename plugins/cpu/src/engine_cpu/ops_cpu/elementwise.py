@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine_cpu._native import Ops
 from engine_cpu.dtypes import DTYPES
 
-_ADD, _SCALE, _SOFT_CAP, _GELU, _GELU_TANH = range(5)
+_ADD, _SCALE, _SOFT_CAP, _GELU, _GELU_TANH, _RELU, _RELU_SQUARED = range(7)
 """What to do, by the numbers of native/elementwise.h."""
 
 
@@ -15,10 +17,11 @@ class Elementwise:
     """See `engine.interfaces.ops.Ops`."""
 
     _ops: Ops
+    _dense: Callable[[torch.Tensor], torch.Tensor]
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """a + b, equal shapes."""
-        return self._each(_ADD, a, b.contiguous())
+        return self._each(_ADD, a, self._dense(b))
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """x * factor."""
@@ -32,8 +35,12 @@ class Elementwise:
         """x * Phi(x); with `tanh` by its approximation."""
         return self._each(_GELU_TANH if tanh else _GELU, x)
 
+    def relu(self, x: torch.Tensor, squared: bool) -> torch.Tensor:
+        """max(x, 0); with `squared` its square."""
+        return self._each(_RELU_SQUARED if squared else _RELU, x)
+
     def _each(self, what: int, x: torch.Tensor, y: torch.Tensor | None = None, factor: float = 0.0) -> torch.Tensor:
-        x = x.contiguous()
+        x = self._dense(x)
         out = torch.empty_like(x)
         self._ops.elementwise(
             DTYPES[x.dtype], what, x.data_ptr(), 0 if y is None else y.data_ptr(), factor, x.numel(), out.data_ptr()

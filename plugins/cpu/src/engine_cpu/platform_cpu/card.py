@@ -49,3 +49,9 @@ class CpuPlatform(PlatformCard):
     def describe(cls) -> PlatformFacts:
         name, features = processor()
         return PlatformFacts(device="cpu", name=f"{name}, {cores()} cores", dtypes=best_dtypes(features))
+
+    @classmethod
+    def memory(cls) -> int:
+        from engine_kit.host_memory import total_memory  # here: it takes a while, and few ask
+
+        return total_memory()

@@ -58,6 +58,12 @@ class CudaPlatform(PlatformCard):
         return PlatformFacts(device="cuda", name=name_of(facts), dtypes=dtypes_of(facts))
 
     @classmethod
+    def memory(cls) -> int | None:
+        """Of the smallest GPU."""
+        used = machine().used
+        return None if used is None else min(gpu.total_bytes for gpu in used.visible) or None
+
+    @classmethod
     def remarks(cls, need: PlatformNeed) -> list[str]:
         facts = machine()
         maker = "AMD" if facts.torch is not None and facts.torch.rocm else "NVIDIA"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from engine.interfaces.model import StateBatch
+from engine.interfaces.model import StateBatch, StateSite
 from engine_states.ops_states import gated_delta
 from engine_states.ops_states.chunks import Chunks
 
@@ -28,38 +29,38 @@ _SCAN_CHUNK = 32
 class StateOpsBody:
     """On whatever device the inputs lie. Scans are computed in float32 at least.
 
-    In all of them x is [T, ...], of the tokens of a `StateBatch`, and states are taken and given as `StateSite` loads
-    and saves them: [R, ...] before the rows, and [m, ...] after the tokens `write_at`.
+    Where one takes a `StateSite` and the name of a state there, its rows go on from that state, and it is kept after
+    the tokens that the site's batch names: by `load` and `save` here, while others read and write the site's pool in
+    place. T tokens; tensors may be strided, but for their last dimension.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         del context
         self._chunked: dict[int, tuple[StateBatch, Chunks]] = {}
 
-    def negative_exp(self, x: torch.Tensor) -> torch.Tensor:
-        """-exp(x): rates of decay as Mamba's checkpoints store them."""
-        return -torch.exp(x)
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Parts [T, ...] side by side, each in the order of its elements: [T, elements of a token], dense."""
+        return torch.cat([part.flatten(1) for part in parts], dim=-1)
 
     def causal_conv(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        before: torch.Tensor,
-        batch: StateBatch,
-        silu: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """y[t] = bias + sum over k < K of weight[:, k] * x[t - K + 1 + k], each channel for itself, with silu behind.
+        site: StateSite,
+        name: str,
+    ) -> torch.Tensor:
+        """y[t] = silu(bias + sum over k < K of weight[k] * x[t - K + 1 + k]), each channel for itself.
 
-        x [T, C], weight [C, K], bias [C]; the state is the last K - 1 inputs, [C, K - 1].
+        x [T, C], weight [K, C], dense, bias [C]; the state, in x's dtype, is the last K - 1 inputs, [K - 1, C].
 
-        Returns (y [T, C], states [m, C, K - 1]).
+        Returns y [T, C], dense.
         """
-        width = weight.shape[1]
+        width, before, batch = len(weight), site.load(name), site.batch
         if batch.decodes:
-            window = torch.cat([before.to(x.dtype), x.unsqueeze(-1)], dim=-1)
-            y = (window * weight).sum(-1)
-            after = window[:, :, 1:].index_select(0, batch.write_at)
+            window = torch.cat([before.to(x.dtype), x.unsqueeze(1)], dim=1)
+            y = (window * weight).sum(1)
+            after = window[:, 1:].index_select(0, batch.write_at)
         else:
             num_tokens, num_rows, past = len(x), len(before), width - 1
             loc, places = batch.query_start_loc.long(), torch.arange(num_tokens, device=x.device)
@@ -68,15 +69,14 @@ class StateOpsBody:
             inputs = x.new_empty(num_tokens + num_rows * past, x.shape[1])
             inputs.index_copy_(0, first + past, x)
             past_at = ((loc[:-1] + rows * past)[:, None] + torch.arange(past, device=x.device)).view(-1)
-            inputs.index_copy_(0, past_at, before.to(x.dtype).transpose(1, 2).reshape(-1, x.shape[1]))
-            y = inputs.index_select(0, first) * weight[:, 0]
+            inputs.index_copy_(0, past_at, before.to(x.dtype).reshape(-1, x.shape[1]))
+            y = inputs.index_select(0, first) * weight[0]
             for k in range(1, width):
-                y += inputs.index_select(0, first + k) * weight[:, k]
+                y += inputs.index_select(0, first + k) * weight[k]
             last = first.index_select(0, batch.write_at)[:, None] + torch.arange(1, width, device=x.device)
-            after = inputs[last].transpose(1, 2)
-        if bias is not None:
-            y = y + bias
-        return F.silu(y) if silu else y, after
+            after = inputs[last]
+        site.save(name, after)
+        return F.silu(y if bias is None else y + bias)
 
     def ssd(
         self,
@@ -88,30 +88,30 @@ class StateOpsBody:
         d: torch.Tensor,
         dt_bias: torch.Tensor,
         dt_limit: tuple[float, float],
-        before: torch.Tensor,
-        batch: StateBatch,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        site: StateSite,
+        name: str,
+    ) -> torch.Tensor:
         """Mamba-2's scan (Dao, Gu 2024: "Transformers are SSMs"), in its chunked form.
 
         With dt' = clamp(softplus(dt + dt_bias), dt_limit), for each head:
-            state[t] = exp(dt'[t] * a) * state[t - 1] + dt'[t] * outer(x[t], b[t])
-            y[t] = state[t] @ c[t] + d * x[t]
+            state[t] = exp(dt'[t] * a) * state[t - 1] + dt'[t] * outer(b[t], x[t])
+            y[t] = c[t] @ state[t] + d * x[t]
 
         x [T, H, P]; dt [T, H]; a, which is negative, d and dt_bias [H]; b and c [T, G, N], of which H / G heads that
-        follow one another share each; the state is [H, P, N].
+        follow one another share each; the state is [H, N, P]. a, d, dt_bias and the state are in float32 at least.
 
-        Returns (y [T, H, P] in x's dtype, states [m, H, P, N]).
+        Returns y [T, H, P] in x's dtype, dense.
         """
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide, before, batch = torch.promote_types(x.dtype, torch.float32), site.load(name), site.batch
         given, heads = x, x.shape[1]
         x, b, c, before = x.to(wide), b.to(wide), c.to(wide), before.to(wide)
         dt = F.softplus(dt.to(wide) + dt_bias.to(wide)).clamp(*dt_limit)
         repeats = heads // b.shape[1]
         if batch.decodes:
             b, c = b.repeat_interleave(repeats, 1), c.repeat_interleave(repeats, 1)
-            state = before * torch.exp(dt * a)[..., None, None] + (dt[..., None] * x)[..., None] * b[:, :, None, :]
-            y = (state @ c[..., None])[..., 0] + x * d[:, None]
-            return y.to(given.dtype), state.index_select(0, batch.write_at)
+            state = before * torch.exp(dt * a)[..., None, None] + b[..., None] * (dt[..., None] * x)[:, :, None, :]
+            site.save(name, state.index_select(0, batch.write_at))
+            return ((c[..., None, :] @ state)[..., 0, :] + x * d[:, None]).to(given.dtype)
         chunks = self._chunks(batch, _SSD_CHUNK)
         length = chunks.length
         steps = chunks.split(dt).transpose(1, 2)  # [c, H, L]
@@ -123,11 +123,11 @@ class StateOpsBody:
         scores = (cs @ bs.transpose(-1, -2)).repeat_interleave(repeats, 1) * decay
         bs, cs = bs.repeat_interleave(repeats, 1), cs.repeat_interleave(repeats, 1)
         to_end = torch.exp(sums[..., -1:] - sums)
-        added = (xs * to_end[..., None]).transpose(-1, -2) @ bs  # [c, H, P, N]
+        added = bs.transpose(-1, -2) @ (xs * to_end[..., None])  # [c, H, N, P]
         starts, ends = chunks.scan(before, torch.exp(sums[..., -1])[..., None, None], added)
-        ys = scores @ xs + (cs * torch.exp(sums)[..., None]) @ starts.transpose(-1, -2)
-        y = chunks.join(ys.transpose(1, 2)) + x * d[:, None]
-        return y.to(given.dtype), ends.index_select(0, chunks.kept)
+        ys = scores @ xs + (cs * torch.exp(sums)[..., None]) @ starts
+        site.save(name, ends.index_select(0, chunks.kept))
+        return (chunks.join(ys.transpose(1, 2)) + x * d[:, None]).to(given.dtype)
 
     def selective_scan(
         self,
@@ -138,24 +138,25 @@ class StateOpsBody:
         c: torch.Tensor,
         d: torch.Tensor,
         gate: torch.Tensor,
-        before: torch.Tensor,
-        batch: StateBatch,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        site: StateSite,
+        name: str,
+    ) -> torch.Tensor:
         """Mamba's scan (Gu, Dao 2023). With dt' = softplus(dt), for each channel:
             state[t] = exp(dt'[t] * a) * state[t - 1] + dt'[t] * x[t] * b[t]
-            y[t] = (state[t] @ c[t] + d * x[t]) * silu(gate[t])
+            y[t] = (c[t] @ state[t] + d * x[t]) * silu(gate[t])
 
-        x, dt and gate [T, C]; a, which is negative, [C, N]; b and c [T, N]; d [C]; the state is [C, N].
+        x, dt and gate [T, C]; a, which is negative, [N, C], dense; b and c [T, N]; d [C]; the state is [N, C]. a, d and
+        the state are in float32 at least.
 
-        Returns (y [T, C] in x's dtype, states [m, C, N]).
+        Returns y [T, C] in x's dtype, dense.
         """
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide, before, batch = torch.promote_types(x.dtype, torch.float32), site.load(name), site.batch
         given = x
         x, b, c, before = x.to(wide), b.to(wide), c.to(wide), before.to(wide)
         dt = F.softplus(dt.to(wide))
         if batch.decodes:
-            state = before * torch.exp(dt[..., None] * a) + (dt * x)[..., None] * b[:, None, :]
-            y, after = (state @ c[..., None])[..., 0], state.index_select(0, batch.write_at)
+            state = before * torch.exp(dt[:, None] * a) + b[..., None] * (dt * x)[:, None]
+            y, after = (c[:, None] @ state)[:, 0], state.index_select(0, batch.write_at)
         else:
             chunks = self._chunks(batch, _SCAN_CHUNK)
             steps, xs, bs, cs = (chunks.split(each) for each in (dt, dt * x, b, c))
@@ -163,14 +164,14 @@ class StateOpsBody:
             state = x.new_zeros(len(steps), *a.shape)
             ys = torch.empty_like(xs)
             for t in range(chunks.length):  # of all chunks at once, as if each began with nothing
-                state = state * torch.exp(steps[:, t, :, None] * a) + xs[:, t, :, None] * bs[:, t, None, :]
-                ys[:, t] = (state @ cs[:, t, :, None])[..., 0]
-            starts, ends = chunks.scan(before, torch.exp(sums[:, -1, :, None] * a), state)
+                state = state * torch.exp(steps[:, t, None] * a) + bs[:, t, :, None] * xs[:, t, None]
+                ys[:, t] = (cs[:, t, None] @ state)[:, 0]
+            starts, ends = chunks.scan(before, torch.exp(sums[:, -1, None] * a), state)
             for t in range(chunks.length):
-                ys[:, t] += ((starts * torch.exp(sums[:, t, :, None] * a)) @ cs[:, t, :, None])[..., 0]
+                ys[:, t] += (cs[:, t, None] @ (starts * torch.exp(sums[:, t, None] * a)))[:, 0]
             y, after = chunks.join(ys), ends.index_select(0, chunks.kept)
-        y = (y + x * d) * F.silu(gate.to(wide))
-        return y.to(given.dtype), after
+        site.save(name, after)
+        return ((y + x * d) * F.silu(gate.to(wide))).to(given.dtype)
 
     def gated_delta(
         self,
@@ -181,9 +182,9 @@ class StateOpsBody:
         a: torch.Tensor,
         dt_bias: torch.Tensor,
         beta: torch.Tensor,
-        before: torch.Tensor,
-        batch: StateBatch,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        site: StateSite,
+        name: str,
+    ) -> torch.Tensor:
         """The gated delta rule (Yang, Kautz, Hatamizadeh 2024: "Gated Delta Networks"), with dt' = softplus(dt +
         dt_bias), beta' = sigmoid(beta), and q' and k' of length 1. For each head:
             faded = exp(dt'[t] * a) * state[t - 1]
@@ -191,11 +192,11 @@ class StateOpsBody:
             y[t] = q'[t] / sqrt(K) @ state[t]
 
         q and k [T, G, K], of which H / G heads that follow one another share each; v [T, H, V]; dt and beta [T, H]; a,
-        which is negative, and dt_bias [H]; the state is [H, K, V].
+        which is negative, and dt_bias [H]; the state is [H, K, V]. a, dt_bias and the state are in float32 at least.
 
-        Returns (y [T, H, V] in v's dtype, states [m, H, K, V]).
+        Returns y [T, H, V] in v's dtype, dense.
         """
-        wide = torch.promote_types(v.dtype, torch.float32)
+        wide, before, batch = torch.promote_types(v.dtype, torch.float32), site.load(name), site.batch
         given, repeats = v, v.shape[1] // k.shape[1]
         q, k, v, before = q.to(wide), k.to(wide), v.to(wide), before.to(wide)
         q, k = (x * (x.square().sum(-1, keepdim=True) + _UNIT_EPS).rsqrt() for x in (q, k))
@@ -204,14 +205,16 @@ class StateOpsBody:
         beta = beta.to(wide).sigmoid()
         if batch.decodes:
             y, state = gated_delta.one_token(q, k, v, fade, beta, before)
-            return y.to(given.dtype), state.index_select(0, batch.write_at)
-        y, after = gated_delta.in_chunks(q, k, v, fade, beta, before, self._chunks(batch, _DELTA_CHUNK))
-        return y.to(given.dtype), after
+            after = state.index_select(0, batch.write_at)
+        else:
+            y, after = gated_delta.in_chunks(q, k, v, fade, beta, before, self._chunks(batch, _DELTA_CHUNK))
+        site.save(name, after)
+        return y.to(given.dtype)
 
-    def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """x * sigmoid(gate), of one shape; the sigmoid in float32 at least."""
+    def gate_by(self, x: torch.Tensor, gate: torch.Tensor, silu: bool) -> torch.Tensor:
+        """x * sigmoid(gate), x and gate [T, C]; with `silu` x * silu(gate). The gate in float32 at least."""
         wide = gate.to(torch.promote_types(gate.dtype, torch.float32))
-        return (x * wide.sigmoid()).to(x.dtype)
+        return (x * (F.silu(wide) if silu else wide.sigmoid())).to(x.dtype)
 
     def gated_norm(
         self,

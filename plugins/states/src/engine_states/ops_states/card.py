@@ -5,9 +5,7 @@ from __future__ import annotations
 from engine.interfaces.ops import OpsCard, OpsNeed
 
 DTYPES = frozenset({"float32", "bfloat16", "float16", "float64"})
-OPERATIONS = frozenset(
-    {"causal_conv", "selective_scan", "ssd", "gated_delta", "gated_norm", "negative_exp", "sigmoid_mul"}
-)
+OPERATIONS = frozenset({"causal_conv", "selective_scan", "ssd", "gated_delta", "gated_norm", "gate_by", "join"})
 """What a model with such layers names in its card, beside `engine.interfaces.ops.MODEL_OPERATIONS`."""
 
 

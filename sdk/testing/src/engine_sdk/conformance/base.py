@@ -285,7 +285,8 @@ def _check_binds(name: str, signature: inspect.Signature, parameters: Sequence[s
 
 
 class Importer:
-    """A process that imports cards, each in a fork that has imported next to nothing: see probe.py."""
+    """A process that imports cards, each in a fork that has imported next to nothing: see probe.py. No
+    `engine.process.Child`, whose other side has imported the engine, and has threads."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", str(Path(__file__).with_name("probe.py"))]

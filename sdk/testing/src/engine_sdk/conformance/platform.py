@@ -31,7 +31,7 @@ _DESCRIBE = """
 import importlib, json, sys
 sys.path[:] = json.loads(sys.argv[1])
 card = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])
-print(json.dumps([card.describe(), "torch" in sys.modules]))
+print(json.dumps([card.describe(), card.memory(), "torch" in sys.modules]))
 """
 
 
@@ -86,8 +86,9 @@ class PlatformConformance(Conformance):
         command = [sys.executable, "-c", _DESCRIBE, json.dumps(sys.path), module, name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        again, torch_came = json.loads(done.stdout.splitlines()[-1])
-        assert not torch_came, "describe() imports torch"
+        again, memory, torch_came = json.loads(done.stdout.splitlines()[-1])
+        assert not torch_came, "describe() or memory() imports torch"
+        assert memory is None or (type(memory) is int and memory > 0), f"memory() says {memory!r}: bytes, or None"
         assert again[0] == facts.device and tuple(again[2]) == facts.dtypes
 
     def test_device(self) -> None:

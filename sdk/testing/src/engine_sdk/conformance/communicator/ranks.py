@@ -1,8 +1,9 @@
 """Ranks as real processes: one process imports torch, and forks a child for each rank of each meeting.
 
-The parent is a plain Python process without threads, so forking it is safe, and a rank starts in milliseconds instead
-of seconds. `python -m engine_sdk.conformance.communicator.ranks` reads one meeting a line on stdin, answers with one
-line each, and ends when stdin does. A rank writes what it found into the meeting's directory.
+The parent is a plain Python process without threads (no `engine.process.Child`, whose other side has some), so forking
+it is safe, and a rank starts in milliseconds instead of seconds. `python -m engine_sdk.conformance.communicator.ranks`
+reads one meeting a line on stdin, answers with one line each, and ends when stdin does. A rank writes what it found
+into the meeting's directory.
 """
 
 from __future__ import annotations

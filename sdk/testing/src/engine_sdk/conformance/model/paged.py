@@ -201,9 +201,9 @@ class PagedLayers:
         for group in self.groups:
             table, slots = self._places(group, rows, padding_rows)
             if group.kind == "state":
-                assert not padding_rows + padding_tokens, "steps with states are not padded"
-                starts, lengths_of = [row.request.computed for row in rows], [row.length for row in rows]
-                self.plans.append(state_batch(starts, lengths_of, table, group.tokens_per_block, self.device))
+                assert not padding_tokens, "tokens behind the rows of a step with states"
+                starts = [row.request.computed for row in rows] + [0] * padding_rows
+                self.plans.append(state_batch(starts, counts, table, group.tokens_per_block, self.device))
                 continue
             slots += [0] * (len(index) - len(slots))
             batch = AttentionBatch(

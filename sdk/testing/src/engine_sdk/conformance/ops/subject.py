@@ -9,7 +9,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 
-from engine.interfaces.ops import OpsCard, OpsNeed
+from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
+from engine.plugin import Registry
+from engine.plugin.choosing import ranked
 from engine_sdk.conformance.base import Conformance
 from engine_sdk.conformance.contexts import worker_context
 
@@ -47,8 +49,13 @@ class OpsSubject(Conformance):
     @classmethod
     def methods(cls) -> Sequence[str]:
         """Those that the card names of the interface's."""
-        card = cast("type[OpsCard]", cls.subject().card)
-        return sorted(card.operations - card.defines)
+        return sorted(cast("type[OpsCard]", cls.subject().card).operations.intersection(OPERATIONS))
+
+    @classmethod
+    def defined(cls) -> frozenset[str]:
+        """What the installed drivers define beside `OPERATIONS`."""
+        cards = [cast("type[OpsCard]", card) for _, card in ranked(Registry.discover(), "ops")[0]]
+        return frozenset[str]().union(*(card.defines for card in cards))
 
     @classmethod
     def operations(cls, dtype: str) -> Any:

@@ -14,20 +14,27 @@ from engine_sdk.conformance.ops.inputs import InputOperations
 from engine_sdk.conformance.ops.invariant import InvariantOperations
 from engine_sdk.conformance.ops.layers import LayerOperations
 from engine_sdk.conformance.ops.sampling import SamplingOperations
+from engine_sdk.conformance.ops.states import StateOperations
 from engine_sdk.conformance.ops.subject import DTYPES
 from engine_sdk.conformance.timing import median_seconds
 
 
 class OpsConformance(
-    LayerOperations, InputOperations, SamplingOperations, DraftOperations, CapturedOperations, InvariantOperations
+    LayerOperations,
+    InputOperations,
+    SamplingOperations,
+    DraftOperations,
+    StateOperations,
+    CapturedOperations,
+    InvariantOperations,
 ):
     """Every operation that a driver's card names, against a float64 formula or the definition in numpy."""
 
     def test_operations_are_known(self) -> None:
-        """The card names operations that there are, or defines them, with a docstring that says what they compute;
-        packing and multiplying go together."""
+        """The card names operations that there are, of which installed drivers define some, or defines them, with a
+        docstring that says what they compute; packing and multiplying go together."""
         card, body = cast("type[OpsCard]", self.subject().card), self.body()
-        known = set(OPERATIONS)
+        known = set(OPERATIONS) | self.defined() - card.defines
         assert card.operations and card.operations <= known | card.defines, card.operations - known - card.defines
         assert card.defines <= card.operations and not card.defines & known, card.defines
         assert all(getattr(body, name).__doc__ for name in card.defines), "an operation that it defines says not what"
