@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,10 +19,12 @@ class Drafted(NamedTuple):
     drafts: list[int]
 
 
-def record(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
-    """All that a drafter proposes in this process."""
+def record(
+    monkeypatch: pytest.MonkeyPatch, bodies: Sequence[Any] = (EagleDrafterBody, MedusaDrafterBody)
+) -> list[Drafted]:
+    """All that drafters of these bodies propose in this process."""
     found: list[Drafted] = []
-    for body in (EagleDrafterBody, MedusaDrafterBody):
+    for body in bodies:
         plain_propose = body.propose
 
         def propose(self: Any, rows: DraftRows, session: Any, propose: Any = plain_propose) -> Drafts:

@@ -9,11 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from hypothesis import HealthCheck, event, given
+from hypothesis import settings as hypothesis_settings
 from proposals import Drafted
+from schedules import Schedule, examples, schedules
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from checkpoints import load_oracle, make_checkpoint
+from checkpoints import VOCAB_SIZE, load_oracle, make_checkpoint
+from mtp_schedules import CROWDED, REQUESTS, WAYS, held
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
@@ -27,6 +31,8 @@ SETTINGS: dict[str, Any] = {
     "num_kv_pages": 18, "enable_prefix_caching": False,
 }  # fmt: skip
 TEXTS = ["Once upon a", "one two", "The sea"]
+TABLES = 1
+"""Of blocks: all layers have the latent vectors of every token, and that which drafts has them there too."""
 NORMS = ("enorm", "hnorm", "shared_head.norm")
 
 
@@ -111,6 +117,27 @@ def test_drafts_are_those_of_the_formula(folder: Path, three: Path, proposals: l
                 expected.append(int((hidden[-1] @ tensors["lm_head.weight"].T).argmax()))
                 ids, states = [*ids, expected[-1]], torch.cat((states, hidden[-1:]))
             assert drafts == expected[: len(drafts)]
+
+
+@given(schedule=schedules(VOCAB_SIZE, max_requests=4))
+@hypothesis_settings(max_examples=examples(2), deadline=None, suppress_health_check=list(HealthCheck))
+def test_drafts_change_no_token(folder: Path, schedule: Schedule) -> None:
+    held(folder, TABLES, schedule)
+
+
+@pytest.mark.slow
+@given(schedule=schedules(VOCAB_SIZE, crowded=True))
+@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_many_schedules(folder: Path, schedule: Schedule) -> None:
+    stats = held(folder, TABLES, schedule)
+    event(f"preemptions: {min(stats.num_preemptions, 3)}, accepted: {stats.num_accepted_drafts > 0}")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_in_a_crowded_cache_and_over_workers(folder: Path, way: str) -> None:
+    """Prefixes are shared, requests are preempted and go on, and the layer's heads are divided as the model's are."""
+    stats = held(folder, TABLES, Schedule(settings=CROWDED, requests=REQUESTS), **WAYS[way])
+    assert stats.num_preemptions > 0 and stats.prefix_hits > 0 and stats.num_drafts > 50, stats
 
 
 def test_a_model_without_such_a_layer_is_refused(folder: Path) -> None:

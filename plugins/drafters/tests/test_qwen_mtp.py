@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
 from proposals import Drafted
-from schedules import Outcome, Planned, Schedule, Settings, examples, run_schedule, schedules
+from schedules import Schedule, examples, schedules
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from checkpoints import VOCAB_SIZE, load_oracle, make_checkpoint
+from mtp_schedules import CROWDED, REQUESTS, SETTINGS, WAYS, held, run, sampled
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
-from engine.config.settings import EngineConfig
-from engine.frontend.launch import launch
-from engine.loop.assemble import assemble_core
 from engine.types.errors import EngineError
 
 HIDDEN, LAYER = 64, "model.layers.2."
@@ -33,7 +29,6 @@ SIZES: dict[str, Any] = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6,
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24,
 }  # fmt: skip
-SETTINGS: dict[str, Any] = {"dtype": "float64", "max_model_len": 40, "block_size": 4}
 NORMS = {"embedding": "mtp.pre_fc_norm_embedding", "hidden": "mtp.pre_fc_norm_hidden", "last": "mtp.norm"}
 TABLES = 3
 """Of blocks: of states, of the target's keys and values, and of the layer's that drafts."""
@@ -147,91 +142,18 @@ def test_drafts_are_those_of_the_formula(folder: Path, oracle: Any, proposals: l
             assert drafts == expected[: len(drafts)]
 
 
-def run(folder: Path, schedule: Schedule, **settings: Any) -> tuple[dict[str, Outcome], Any]:
-    """What each request gets, and the statistics."""
-    core = assemble_core(launch(EngineConfig(model=folder, **SETTINGS | settings)).start)
-    try:
-        return run_schedule(core, schedule), core.stats()
-    finally:
-        core.shutdown()
-
-
-def sampled(schedule: Schedule) -> Schedule:
-    """Some of its requests are, and some have penalties."""
-    params = [
-        msgspec.structs.replace(
-            one.params, temperature=(0.0, 0.0, 0.8)[i % 3], seed=i, repetition_penalty=(1.0, 1.3)[i % 2], logprobs=None
-        )
-        for i, one in enumerate(schedule.requests)
-    ]
-    requests = zip(schedule.requests, params, strict=True)
-    return replace(schedule, requests=tuple(replace(one, params=own) for one, own in requests))
-
-
-def held(folder: Path, schedule: Schedule, **settings: Any) -> Any:
-    """Each request gets what it gets alone, without drafts, as far as it comes; gives the statistics."""
-    asked, found = schedule.settings, sampled(schedule)
-    settings = {
-        "num_kv_pages": 1 + TABLES * (asked.num_pages - 1),
-        "max_num_seqs": asked.max_num_seqs,
-        "max_num_batched_tokens": asked.max_num_batched_tokens,
-        "enable_prefix_caching": asked.enable_prefix_caching,
-        "long_prefill_token_threshold": asked.long_prefill_token_threshold,
-        "swap_space": 1 << 22 if asked.swap_pages else 0,
-        "drafter": "mtp",
-        "drafter.num_tokens": asked.num_drafts,
-        "drafter.adaptive": asked.adaptive,
-        **settings,
-    }
-    outcomes, stats = run(folder, found, **settings)
-    alone = tuple(replace(one, arrives=0, aborted=None, timeout=None, parent=None) for one in found.requests)
-    one_by_one = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "enable_prefix_caching": False, "num_kv_pages": 99}
-    expected, _ = run(folder, replace(found, requests=alone), **one_by_one)
-    for request in found.requests:
-        mine, theirs = outcomes[request.request_id], expected[request.request_id]
-        if mine.finish_reason in ("abort", "error"):
-            assert mine.tokens == theirs.tokens[: len(mine.tokens)]
-        else:
-            assert (mine.tokens, mine.finish_reason) == (theirs.tokens, theirs.finish_reason)
-    return stats
-
-
 @given(schedule=schedules(VOCAB_SIZE, max_requests=4))
 @hypothesis_settings(max_examples=examples(2), deadline=None, suppress_health_check=list(HealthCheck))
 def test_drafts_change_no_token(folder: Path, schedule: Schedule) -> None:
-    held(folder, schedule)
+    held(folder, TABLES, schedule)
 
 
 @pytest.mark.slow
 @given(schedule=schedules(VOCAB_SIZE, crowded=True))
 @hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_many_schedules(folder: Path, schedule: Schedule) -> None:
-    stats = held(folder, schedule)
+    stats = held(folder, TABLES, schedule)
     event(f"preemptions: {min(stats.num_preemptions, 3)}, accepted: {stats.num_accepted_drafts > 0}")
-
-
-WAYS: dict[str, dict[str, Any]] = {
-    "alone": {},
-    "swapped": {"swap_space": 1 << 22},
-    "divided": {"tensor_parallel_size": 2},
-}
-
-
-RNG = random.Random(5)
-SHARED = [RNG.randrange(1, VOCAB_SIZE) for _ in range(8)]
-REQUESTS = tuple(
-    Planned(
-        request_id=f"r{i}",
-        prompt=(*SHARED[: 8 * (i % 2)], *(RNG.randrange(1, VOCAB_SIZE) for _ in range(3 + i))),
-        params=SamplingParams(max_tokens=19, ignore_eos=True),
-        arrives=i // 3,
-    )
-    for i in range(6)
-)
-CROWDED = Settings(
-    num_pages=16, max_num_seqs=5, max_num_batched_tokens=17, max_model_len=40, in_flight=2, enable_prefix_caching=True,
-    num_drafts=3, adaptive=False,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -239,7 +161,7 @@ CROWDED = Settings(
 )
 def test_in_a_crowded_cache_and_over_workers(folder: Path, way: str) -> None:
     """Prefixes are shared, requests are preempted and go on, hardly a draft counts."""
-    stats = held(folder, Schedule(settings=CROWDED, requests=REQUESTS), **WAYS[way])
+    stats = held(folder, TABLES, Schedule(settings=CROWDED, requests=REQUESTS), **WAYS[way])
     assert stats.num_preemptions > 0 and stats.prefix_hits > 0 and stats.num_drafts > 50, stats
 
 
@@ -251,7 +173,7 @@ def test_drafts_of_which_some_count(folder: Path, tmp_path: Path, right: float) 
     known = [[len(one.prompt), [*one.prompt, *answers[one.request_id].tokens]] for one in schedule.requests]
     (tmp_path / "answers.json").write_text(json.dumps(known))
     options = {"drafter.answers": str(tmp_path / "answers.json"), "drafter.right": right}
-    stats = held(folder, schedule, drafter="known", **options)
+    stats = held(folder, TABLES, schedule, drafter="known", **options)
     assert 30 < stats.num_accepted_drafts <= stats.num_drafts and (
         right == 1 or stats.num_accepted_drafts < stats.num_drafts
     )

@@ -20,6 +20,8 @@ from tokenizers import Tokenizer, models
 
 from engine import LLM, SamplingParams
 from engine.cli.main import main
+from engine.config.settings import EngineConfig
+from engine.frontend.launch import launch
 from engine_sdk.conformance import ModelConformance, QuantizationConformance
 from engine_sdk.conformance.model.ranks import on_ranks
 from engine_sdk.conformance.model.small import small_config
@@ -120,6 +122,30 @@ def test_stored_weights_are_served(installed: None, tmp_path: Path, capsys: pyte
     assert elements == sum(tensor.numel() for tensor in meant.values())
     assert main(["plugins", "why", "quantization", "--model", str(folder)]) == 0
     assert "times3" in capsys.readouterr().out
+
+
+def test_a_draft_model_with_stored_weights_is_served(installed: None, tmp_path: Path) -> None:
+    """One whose weights mean the target's, which are plain: all of its drafts are kept, and the tokens are those
+    without it."""
+    pytest.importorskip("engine_drafters", reason="engine-drafters is not installed")
+    target, draft = (checkpoint(tmp_path / name, "LlamaForCausalLM")[0] for name in ("target", "draft"))
+    written, meant = stored(load_file(draft / "model.safetensors"), plain=STORED["ignore"])
+    save_file(meant, target / "model.safetensors", metadata={"format": "pt"})
+    save_file(written, draft / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"quantization_config": STORED}))
+    params = SamplingParams(temperature=0.0, max_tokens=13, ignore_eos=True)
+    found = []
+    for more in ({}, {"drafter": "draft_model", "drafter.model": str(draft), "drafter.adaptive": False}):
+        settings = {"dtype": "float64", "num_kv_pages": 64, **more}
+        with LLM(model=str(target), **settings) as llm:
+            prompts = [{"prompt_token_ids": ids} for ids in ([5, 17, 40, 8], [60])]
+            found.append([list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)])
+            stats = llm.llm_engine.stats()
+    (given,) = launch(EngineConfig(model=str(target), **settings)).start.worker.drafts
+    assert {choice.driver for choice in given.choices if choice.point == "quantization"} == {"times3"}
+    assert found[0] == found[1]
+    assert stats.num_accepted_drafts == stats.num_drafts > 10
 
 
 class _Llama(ModelConformance):

@@ -247,8 +247,8 @@ class DraftSession(Protocol):
     def run(self, index: int, batch: DraftBatch) -> torch.Tensor:
         """A draft model's final hidden states [m * num_tokens, H], good until the next run: within `propose`.
 
-        Token i of a row is computed at position start + i, which is where its keys and values go. Tokens that lie
-        behind those that the step is to compute of their request are computed in vain: nothing of them is kept.
+        Token i of a row is computed at position start + i, which is where its keys and values go. A row of which one
+        lies behind those that the step is to compute of its request is computed in vain: nothing of it is kept.
         """
 
     def run_step(self, index: int, step: TargetStep, features: torch.Tensor | None = None) -> torch.Tensor:
