@@ -22,6 +22,7 @@ from engine_cuda.ops_triton import (
     rotary,
     rows,
     sampling,
+    states,
 )
 
 I32, I64, F32 = "*i32", "*i64", "*fp32"
@@ -130,6 +131,33 @@ STEPS = {
         {"BROKEN": -1, "BLOCK": logits.TOKENS},
     ),
 }  # fmt: skip
+PLACES = {
+    "places": (F32, I64, I32, I64, F32, I64), "strides": ("i32", "i32"), "counts": ("i32", "i32"),
+    "out": "*bf16",
+}  # fmt: skip
+BF16 = "*bf16"
+SCANS = {
+    f"{name}{', decodes' if decodes else ''}": Case(kernel, signature, {**sizes, "DECODES": decodes})
+    for decodes in (False, True)
+    for name, kernel, signature, sizes in (
+        ("causal_conv", states.causal_conv_kernel,
+         {"x": BF16, "weight": BF16, "bias": BF16, "out": BF16, "places": (BF16, I64, I32, I64, I64), "after": BF16,
+          "strides": ("i32", "i32"), "rows": "i32", "tokens": "i32", "channels": "i32", "weight_stride": "i32"},
+         {"KERNEL": 4, "BIAS": True, "BLOCK_C": states.CHANNELS}),
+        ("ssd", states.ssd_kernel,
+         {**PLACES, "x": BF16, "dt": BF16, "b": BF16, "c": BF16, "numbers": (F32, F32, F32),
+          "token_strides": ("i32",) * 4, "heads": "i32", "per_group": "i32", "dt_low": "fp32", "dt_high": "fp32"},
+         {"SIZE": 64, "STATE": 128, "BLOCK_N": 128, "BLOCK_P": states.COLUMNS}),
+        ("selective_scan", states.selective_scan_kernel,
+         {**PLACES, "x": BF16, "dt": BF16, "b": BF16, "c": BF16, "gate": BF16, "numbers": (F32, F32),
+          "token_strides": ("i32",) * 5, "channels": "i32"},
+         {"STATE": 16, "BLOCK_N": 16, "BLOCK_C": 4 * states.COLUMNS}),
+        ("gated_delta", states.gated_delta_kernel,
+         {**PLACES, "q": BF16, "k": BF16, "v": BF16, "dt": BF16, "beta": BF16, "numbers": (F32, F32),
+          "token_strides": ("i32",) * 5, "heads": "i32", "per_key": "i32", "scale": "fp32"},
+         {"KEY": 128, "VALUE": 128, "BLOCK_K": 128, "BLOCK_V": states.COLUMNS}),
+    )
+}  # fmt: skip
 WIDE = {"SHIFT": blocks.shift_of(151_936), "PADDED": 256, "BLOCK": blocks.BLOCK}
 FIRST_PASS = (F32, I64, I32)
 ROW = {"logits": F32, "row_stride": "i32", "vocab": "i32", "num_blocks": "i32"}
@@ -171,7 +199,7 @@ DRAWS = {
         WIDE, multiples_of_16=["row_stride", "vocab"],
     ),
 }  # fmt: skip
-ALL = {**LAYERS, **STEPS, **DRAWS}
+ALL = {**LAYERS, **STEPS, **SCANS, **DRAWS}
 
 
 def _compile(cases: dict[str, Case], target: str) -> None:
@@ -187,6 +215,11 @@ def test_the_layers_of_a_decode_step():
     for name, use in zip(names, found, strict=True):
         assert use.spilled == 0 and use.registers <= 128, name
         assert "ld.global.v4" in use.assembly and "st.global.v4" in use.assembly, name
+
+
+def test_scans():
+    """A state's columns stay in registers."""
+    _compile(SCANS, "sm_90")
 
 
 def test_the_draw():

@@ -83,7 +83,7 @@ def test_bamba() -> None:
     model = Bamba.describe(BAMBA)
     attends = [site.layer for site in model.sites if site.kind == "full"]
     assert attends == [9, 18, 27] and len(model.sites) == model.num_layers == 32
-    assert model.kv_specs[0].states[-1].shape == (128, 64, 128)
+    assert model.kv_specs[0].states[-1].shape == (128, 128, 64)
     assert reasons(BAMBA) == reasons(BAMBA, 8) == []
 
 
@@ -96,7 +96,7 @@ def test_falcon_h1() -> None:
         (1, "state"),
         (1, "full"),
     ]
-    assert model.num_layers == 36 and model.kv_specs[0].states[-1].shape == (24, 64, 128)
+    assert model.num_layers == 36 and model.kv_specs[0].states[-1].shape == (24, 128, 64)
     assert FalconH1.mixer(FALCON_H1).norm == "none"
     assert reasons(FALCON_H1) == reasons(FALCON_H1, 8) == []
 
@@ -104,7 +104,7 @@ def test_falcon_h1() -> None:
 def test_jamba() -> None:
     model = Jamba.describe(JAMBA)
     assert [site.layer for site in model.sites if site.kind == "full"] == [4, 12, 20, 28]
-    assert model.kv_specs[0].states[-1].shape == (8192, 16) and sum(Jamba.sparse(JAMBA)) == 16
+    assert model.kv_specs[0].states[-1].shape == (16, 8192) and sum(Jamba.sparse(JAMBA)) == 16
     assert reasons(JAMBA) == reasons(JAMBA, 8) == []
     assert not any(Jamba.sparse({**JAMBA, "num_experts": 1})) and reasons({**JAMBA, "num_experts": 1}) == []
 
@@ -122,7 +122,7 @@ def test_nemotron_h() -> None:
     model = NemotronH.describe(NEMOTRON_H)
     assert [site.layer for site in model.sites if site.kind == "full"] == [14, 21, 30, 39]
     assert model.num_layers == 56 and len(model.sites) == 31 and model.config == NEMOTRON_H
-    assert model.kv_specs[0].states[-1].shape == (128, 80, 128)
+    assert model.kv_specs[0].states[-1].shape == (128, 128, 80)
     assert reasons(NEMOTRON_H) == reasons(NEMOTRON_H, 8) == reasons(SPARSE, 8) == []
     renamed = {"mamba_n_groups": 4, "n_groups": None}
     old = {key: value for key, value in {**NEMOTRON_H, **renamed}.items() if value is not None}

@@ -37,7 +37,7 @@ def test_the_published_model(computed: str) -> None:
     draft = Qwen3NextMTP.describe(PUBLISHED)
     assert [site.kind for site in draft.sites] == ["full"] and draft.config == PUBLISHED
     conv, delta = model.kv_specs[0].states
-    assert (conv.shape, conv.dtype, delta.shape) == ((8192, 3), computed, (32, 128, 128))
+    assert (conv.shape, conv.dtype, delta.shape) == ((3, 8192), computed, (32, 128, 128))
     assert delta.dtype == ("float64" if computed == "float64" else "float32")
     sites = [*model.sites, *(msgspec.structs.replace(site, model=1) for site in draft.sites)]
     itemsize = {"bfloat16": 2, "float32": 4, "float64": 8}[computed]

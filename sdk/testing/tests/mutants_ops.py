@@ -12,6 +12,7 @@ from engine.interfaces.ops import SamplingRows, StepInputs, StepTables
 from engine_reference.ops_torch.drawing import Drawing, kept_weights
 from engine_reference.ops_torch.ops import TorchOpsBody
 from engine_sdk.conformance import OpsConformance
+from engine_states.ops_states.body import StateOpsBody
 
 
 class NormWithoutEps(TorchOpsBody):
@@ -423,6 +424,96 @@ class CertainAlways(TorchOpsBody):
         return super().reject(logits, rows, drafts, None)
 
 
+class _Site:
+    """A layer's states as a mutant sees them: what it does not say otherwise is the site's."""
+
+    def __init__(self, site: Any) -> None:
+        self._site = site
+        self.pool = site.pool
+        self.batch = site.batch
+
+    def load(self, name: str) -> torch.Tensor:
+        found: torch.Tensor = self._site.load(name)
+        return found
+
+    def save(self, name: str, states: torch.Tensor) -> None:
+        self._site.save(name, states)
+
+
+class GoesOnWithAnother(StateOpsBody):
+    """a sequence that begins goes on with what lies in the pool's last page"""
+
+    class Site(_Site):
+        def load(self, name: str) -> torch.Tensor:
+            return self.pool[name][self.batch.read]
+
+    def selective_scan(self, *inputs: Any) -> torch.Tensor:
+        """As it is defined, but for the fault."""
+        return super().selective_scan(*inputs[:-2], self.Site(inputs[-2]), inputs[-1])
+
+
+class DraftsLost(StateOpsBody):
+    """after drafts the row's last state is kept for each of them"""
+
+    class Site(_Site):
+        def save(self, name: str, states: torch.Tensor) -> None:
+            count = len(self.batch.write)
+            super().save(name, torch.cat([states[:count], states[-1:].expand_as(states[count:])]))
+
+    def gated_delta(self, *inputs: Any) -> torch.Tensor:
+        """As it is defined, but for the fault."""
+        return super().gated_delta(*inputs[:-2], self.Site(inputs[-2]), inputs[-1])
+
+
+class LeavesOutputs(StateOpsBody):
+    """a convolution's state is of what it gave, and not of what it read"""
+
+    class Site(_Site):
+        def save(self, name: str, states: torch.Tensor) -> None:
+            super().save(name, F.silu(states))
+
+    def causal_conv(self, x: Any, weight: Any, bias: Any, site: Any, name: str) -> torch.Tensor:
+        """As it is defined, but for the fault."""
+        return super().causal_conv(x, weight, bias, self.Site(site), name)
+
+
+class StepsWithoutLimits(StateOpsBody):
+    """steps are not held between their limits"""
+
+    def ssd(self, *inputs: Any) -> torch.Tensor:
+        """As it is defined, but for the fault."""
+        return super().ssd(*inputs[:7], (0.0, float("inf")), *inputs[8:])
+
+
+class GroupsByTurns(StateOpsBody):
+    """heads take groups by turns, and not one after the other"""
+
+    def ssd(self, x: Any, dt: Any, a: Any, b: Any, c: Any, *more: Any) -> torch.Tensor:
+        """As it is defined, but for the fault."""
+        turns = x.shape[1] // b.shape[1]
+        return super().ssd(x, dt, a, b.repeat(1, turns, 1), c.repeat(1, turns, 1), *more)
+
+
+class NormOfTheRank(StateOpsBody):
+    """over ranks, each norms its own part"""
+
+    def gated_norm(self, *inputs: Any, **more: Any) -> torch.Tensor:
+        """As it is defined, but for the fault."""
+        more.pop("ranks", None)
+        return super().gated_norm(*inputs[:4], min(inputs[4], inputs[0].shape[1]), None, *inputs[6:], **more)
+
+
+class JoinsByTurns(StateOpsBody):
+    """parts are taken apart in the order of memory"""
+
+    def join(self, parts: Any) -> torch.Tensor:
+        """As it is defined, but for the fault."""
+        return torch.cat([part.transpose(1, -1).flatten(1) for part in parts], dim=-1)
+
+
+STATE_MUTANTS = [
+    GoesOnWithAnother, DraftsLost, LeavesOutputs, StepsWithoutLimits, GroupsByTurns, NormOfTheRank, JoinsByTurns,
+]  # fmt: skip
 MUTANTS = [
     NormWithoutEps, NormOfOneRow, NormInOwnDtype, NormOfTheFirst, SampleVariance, InfinityIsBroken,
     BrokenStays, RopeInterleaved, RopeBackwards, RopeByPlace, RotatesBeforeNorm, OneNormForBoth, NormsTheWholeRow,
@@ -431,7 +522,8 @@ MUTANTS = [
     IgnoresStrides, PaddingForgotten, OneBlockSize, PromptCounts, DividesAlways, BitsBackwards, StuckRows, WrongStream,
     HalfASeed, SharedNumber, TieToLast, TopKExactly, TopPOneShort, MinPOfAll, WarmsLate, SpoiltBatch, RankWithEquals,
     CountsOnlyKept, TreeParentOffByOne, TakesTheLastBranch, KeepsEverything, UnnormalisedDraft, NoResidual,
-    CertainAlways,
+    CertainAlways, *STATE_MUTANTS,
 ]  # fmt: skip
 
-globals().update(suites_of(OpsConformance, "torch", MUTANTS))
+plain = [mutant for mutant in MUTANTS if mutant not in STATE_MUTANTS]
+globals().update(suites_of(OpsConformance, "torch", plain) | suites_of(OpsConformance, "states", STATE_MUTANTS))

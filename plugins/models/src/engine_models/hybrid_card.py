@@ -20,7 +20,6 @@ class HybridCard(DecoderCard):
     """Base of their cards. A layer may have a mixer, attention, both or neither."""
 
     operations = frozenset(MODEL_OPERATIONS) | OPERATIONS
-    batch_invariant = False
 
     @classmethod
     def mixer(cls, config: Mapping[str, Any]) -> Mamba1Form | Mamba2Form:

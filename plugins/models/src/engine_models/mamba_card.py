@@ -23,7 +23,6 @@ class MambaCard(ModelCard):
     framework = "torch"
     quantized = frozenset({"linear", "head"})
     operations = frozenset(MODEL_OPERATIONS) | OPERATIONS
-    batch_invariant = False
 
     if TYPE_CHECKING:  # mypy takes a class that nobody may make objects of for a function, without class methods
 

@@ -12,12 +12,13 @@ from engine_cuda.ops_triton.norms import Norms
 from engine_cuda.ops_triton.rotary import RotaryPositions
 from engine_cuda.ops_triton.rows import Rows
 from engine_cuda.ops_triton.sampling import Sampling
+from engine_cuda.ops_triton.states import Scans
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 
-class TritonOpsBody(Rows, Activations, Norms, RotaryPositions, Inputs, Logits, Sampling, Logprobs):
+class TritonOpsBody(Rows, Activations, Norms, RotaryPositions, Inputs, Scans, Logits, Sampling, Logprobs):
     """See `engine.interfaces.ops.Ops`. Without state; nothing waits for the device, and what is launched and allocated
     depends on shapes alone, so that all of it can be captured."""
 

@@ -16,7 +16,6 @@ class StateOps(OpsCard):
     framework = "torch"
     operations = OPERATIONS
     defines = OPERATIONS
-    captured_by = frozenset()
     batch_invariant = False
     body = "engine_states.ops_states.body:StateOpsBody"
 

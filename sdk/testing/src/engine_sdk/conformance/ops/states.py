@@ -186,9 +186,9 @@ class StateOperations(OpsSubject):
         for size in (6, 21, 42):
             expected = _gated_norm(plain(x), plain(gate), plain(weight), 1e-3, size, gate_last)
             self.check(operation(x, gate, weight, 1e-3, size, gate_last=gate_last), expected, dtype, 0.5)
-        twice = SimpleNamespace(all_reduce=lambda squares: squares * 2)  # another rank has the same
-        expected = _gated_norm(plain(x), plain(gate), plain(weight), 1e-3, 42, gate_last)
-        self.check(operation(x, gate, weight, 1e-3, 84, twice, gate_last), expected, dtype, 0.5)
+        ranks = SimpleNamespace(all_reduce=lambda squares: squares * 5)  # the other's squares are four times as many
+        expected = _gated_norm(plain(x), plain(gate), plain(weight), 1e-3, 42, gate_last, 5 / 2)
+        self.check(operation(x, gate, weight, 1e-3, 84, ranks, gate_last), expected, dtype, 0.5)
 
     @each_dtype
     @pytest.mark.parametrize("silu", [False, True])
@@ -330,10 +330,11 @@ def _softplus(x: np.ndarray) -> np.ndarray:
 
 
 def _gated_norm(
-    x: np.ndarray, gate: np.ndarray, weight: np.ndarray, eps: float, size: int, gate_last: bool
+    x: np.ndarray, gate: np.ndarray, weight: np.ndarray, eps: float, size: int, gate_last: bool, more: float = 1.0
 ) -> np.ndarray:
+    """more: by which the mean of squares is multiplied."""
     gated = x if gate_last else x * _silu(gate)
     groups = gated.reshape(len(x), -1, size)
-    normed = groups / np.sqrt((groups**2).mean(-1, keepdims=True) + eps)
+    normed = groups / np.sqrt((groups**2).mean(-1, keepdims=True) * more + eps)
     found: np.ndarray = normed.reshape(x.shape) * weight * (_silu(gate) if gate_last else 1)
     return found
