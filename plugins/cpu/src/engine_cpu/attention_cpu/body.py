@@ -81,13 +81,17 @@ class CpuAttentionBody:
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `engine.interfaces.attention.AttentionBackend.read`."""
         pair, size, block = PAIRS[cache.k.dtype], group.head_size, group.tokens_per_block
-        page, offset = (slots // block)[:, None, None], (slots % block)[:, None]
-        head, element = torch.arange(group.num_kv_heads)[:, None], torch.arange(size)
-        first = offset // KEYS * KEYS  # of the token's group, which the block's end may cut short
-        width = (block - first).clamp_(max=KEYS)
-        key = first * size + element // pair * width * pair + (offset - first) * pair + element % pair
-        value = offset // pair * size * pair + element * pair + offset % pair
-        return cache.k[page, head, key[:, None]], cache.v[page, head, value[:, None]]
+        page, offset = slots // block, slots % block
+        pairs, whole = cache.k.view(torch.int32), block // KEYS * KEYS  # behind `whole`: a group of fewer tokens
+        keys = pairs.new_empty(len(slots), group.num_kv_heads, size // pair)
+        for first, end, width in ((0, whole, KEYS), (whole, block, block - whole)):
+            if first < end:
+                groups = pairs[:, :, first * size // pair : end * size // pair].unflatten(2, (-1, size // pair, width))
+                at = (offset - first).clamp(0, end - first - 1)
+                found = groups[page, :, at // width, :, at % width]
+                keys = torch.where((offset >= first)[:, None, None], found, keys) if first else found
+        values = cache.v.unflatten(2, (block // pair, size, pair))[page, :, offset // pair, :, offset % pair]
+        return keys.contiguous().view(cache.k.dtype), values
 
     def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
         """See `engine.interfaces.attention.AttentionBackend.move`."""
