@@ -408,7 +408,7 @@ class InputProcessor:
     def _filled_in(self, params: SamplingParams, room: int, seed: int, index: int) -> SamplingParams:
         """The parameters of one sequence: `max_tokens` that fits, nothing larger than the vocabulary. The first of
         several scores the prompt for all, and all are scored where the best are wanted."""
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        max_tokens = room if params.max_tokens is None else max(1, min(params.max_tokens, room))
         logprobs = 0 if params.logprobs is None and params.num_sequences > params.n else params.logprobs
         prompt_logprobs = None if index else params.prompt_logprobs
         return msgspec.structs.replace(
