@@ -57,7 +57,7 @@ def draw(shapes: Shapes, changed: str = "") -> Iterator[tuple[str, torch.Tensor]
         elif len(shape) == 1:
             tensor = torch.empty(shape).uniform_(0.5, 1.5, generator=random)
         else:
-            tensor = torch.empty(shape).normal_(0.0, 1.2 * shape[-1] ** -0.5, generator=random)
+            tensor = torch.empty(shape).normal_(0.0, 1.2 * math.prod(shape[-1:]) ** -0.5, generator=random)
         yield name, tensor
 
 
