@@ -168,3 +168,33 @@ def test_an_engine_finds_what_another_left(client: Client, master: Master) -> No
     with LLM(**SETTINGS | {"dtype": "float32"}, kv_connector="mooncake", options=options) as other:
         other.generate(PROMPTS[:1], PARAMS[:1], use_tqdm=False)
         assert not any(count for *_, count in other.llm_engine.stats().kv_connectors)
+
+
+def test_marks_go_through_the_store(client: Client, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--kv-canary is silent over what is right, and finds a page that was changed before the store made its frame."""
+    options = {"kv_connector": {"master": master.address, "segment_size": 0}}
+    chosen: dict[str, Any] = {"kv_connector": "mooncake", "options": options, "kv_canary": True}
+    client._store.remove_all(True)
+    with LLM(**SETTINGS) as llm:
+        expected, _ = tokens(llm)
+    with LLM(**SETTINGS, **chosen) as first:
+        assert tokens(first)[0] == expected
+    with LLM(**SETTINGS, **chosen) as second:
+        assert tokens(second)[0] == expected and canary(second)["checked"] > 0 == canary(second)["mismatches"]
+    client._store.remove_all(True)
+    put = MooncakeStore.put
+
+    def changed(self: MooncakeStore, keys: Any, pages: Any) -> list[bool]:
+        for page in pages:
+            page[5] ^= 4  # in the buffer, where it lies for the store alone
+        return put(self, keys, pages)
+
+    with monkeypatch.context() as patch, LLM(**SETTINGS, **chosen) as first:
+        patch.setattr(MooncakeStore, "put", changed)
+        assert tokens(first)[0] == expected and not canary(first)["mismatches"]
+    with LLM(**SETTINGS, **chosen) as second:
+        assert tokens(second)[0] == expected and canary(second)["mismatches"] > 0
+
+
+def canary(llm: LLM) -> dict[str, int]:
+    return {event: count for driver, event, count in llm.llm_engine.stats().kv_connectors if driver == "canary"}

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from nixl_here import free_port, why_not
 
 from engine import LLM, SamplingParams
 from engine.errors import EngineError
+from engine_kit.kv_canary_worker import CanaryWorker
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -23,9 +25,10 @@ ASK = {"do_remote_decode": True, "do_remote_prefill": False}
 _numbers = itertools.count()
 
 
-def engine(driver: str = "nixl", dtype: str = "float64", **options: Any) -> LLM:
+def engine(driver: str = "nixl", dtype: str = "float64", kv_canary: bool = False, **options: Any) -> LLM:
     named = {"port": free_port(), "timeout": 0.5, "push_timeout": 2.0, **options}
-    return LLM(**SETTINGS | {"dtype": dtype}, kv_connector=driver, options={"kv_connector": named})
+    settings = SETTINGS | {"dtype": dtype, "kv_canary": kv_canary}
+    return LLM(**settings, kv_connector=driver, options={"kv_connector": named})
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +124,25 @@ def test_an_engine_of_another_kind_is_not_believed(two, expected, driver, dtype)
 def test_a_backend_that_is_not_there_is_refused_at_start():
     with pytest.raises(EngineError, match=r"backend NONE.*UCX"):
         engine(backend="NONE")
+
+
+def test_marks_are_read_with_pages_and_a_page_that_was_changed_is_found(expected, monkeypatch):
+    """Its prompt is computed again. Who reads has no other means to see it."""
+    pools: list[Any] = []
+    register = CanaryWorker.register
+    monkeypatch.setattr(CanaryWorker, "register", lambda self, pool: (pools.append(pool), register(self, pool))[1])
+    with engine(kv_canary=True, role="prefill") as p, engine(kv_canary=True, role="decode") as d:
+        for turn, changed in enumerate((False, True)):
+            salt = f"turn {turn}"  # of which marks are made: both have to be told
+            asked = [{"prompt_token_ids": ids, "cache_salt": salt, "kv_transfer": ASK} for ids in PROMPTS]
+            told = [output.kv_transfer for output in p.generate(asked, ONE, use_tqdm=False)]
+            p.llm_engine.step()
+            if changed:
+                with torch.inference_mode():
+                    pools[0][1:, 5] ^= 4
+            salted = [{**one, "cache_salt": salt} for one in going_on(told)]
+            outputs = d.generate(salted, PARAMS, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == expected
+            counts = {event: n for name, event, n in d.llm_engine.stats().kv_connectors if name == "canary"}
+            assert counts["checked"] > 0 and (counts["mismatches"] > 0) is changed
+        idle(d)

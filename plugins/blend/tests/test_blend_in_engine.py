@@ -130,6 +130,15 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], found: s
         LLM(**SETTINGS, evictor="cacheblend", **settings)
 
 
+def test_sliding_windows_are_refused(windowed: str) -> None:
+    """A page that has left a window is gone, and with it the document that it held a part of."""
+    with LLM(**SETTINGS | {"model": windowed}) as llm:
+        assert llm.generate(["Once"], PARAMS[0], use_tqdm=False)[0].outputs[0].token_ids, "the model itself is served"
+    reason = r"(?s)MistralForCausalLM.*not all layers keep .* of every token: sliding windows.*name another evictor"
+    with pytest.raises(ConfigError, match=reason):
+        LLM(**SETTINGS | {"model": windowed}, evictor="cacheblend")
+
+
 @pytest.mark.slow
 def test_ranks_choose_alike() -> None:
     """Tokens over two ranks are those of one: deviations are added up before the choice."""

@@ -11,6 +11,7 @@ from engine_nixl.reads import NixlExchange
 if TYPE_CHECKING:
     import torch
 
+    from engine_connectors.tcp.messages import Offer
     from engine_nixl.card import NixlOptions
 
 
@@ -26,3 +27,6 @@ class NixlWorker(TCPWorker):
         except BaseException:
             agent.close()
             raise
+
+    def _stage_marks(self, offer: Offer) -> None:
+        """None go ahead: they are read with their pages."""

@@ -81,13 +81,17 @@ class CpuAttentionBody:
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `engine.interfaces.attention.AttentionBackend.read`."""
         pair, size, block = PAIRS[cache.k.dtype], group.head_size, group.tokens_per_block
-        page, offset = (slots // block)[:, None, None], (slots % block)[:, None]
-        head, element = torch.arange(group.num_kv_heads)[:, None], torch.arange(size)
-        first = offset // KEYS * KEYS  # of the token's group, which the block's end may cut short
-        width = (block - first).clamp_(max=KEYS)
-        key = first * size + element // pair * width * pair + (offset - first) * pair + element % pair
-        value = offset // pair * size * pair + element * pair + offset % pair
-        return cache.k[page, head, key[:, None]], cache.v[page, head, value[:, None]]
+        page, offset = slots // block, slots % block
+        pairs, whole = cache.k.view(torch.int32), block // KEYS * KEYS  # behind `whole`: a group of fewer tokens
+        keys = pairs.new_empty(len(slots), group.num_kv_heads, size // pair)
+        for first, end, width in ((0, whole, KEYS), (whole, block, block - whole)):
+            if first < end:
+                groups = pairs[:, :, first * size // pair : end * size // pair].unflatten(2, (-1, size // pair, width))
+                at = (offset - first).clamp(0, end - first - 1)
+                found = groups[page, :, at // width, :, at % width]
+                keys = torch.where((offset >= first)[:, None, None], found, keys) if first else found
+        values = cache.v.unflatten(2, (block // pair, size, pair))[page, :, offset // pair, :, offset % pair]
+        return keys.contiguous().view(cache.k.dtype), values
 
     def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
         """See `engine.interfaces.attention.AttentionBackend.move`."""
@@ -118,13 +122,15 @@ class CpuAttentionBody:
         result = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         sums = lse if lse is None or _dense_float(lse) else torch.empty(lse.shape, dtype=torch.float32)
         sinks, slopes = layer.sinks, layer.alibi_slopes
-        trees = (plan.hidden,) if plan.hidden else ()
+        more = {"hidden": plan.hidden} if plan.hidden else {}
+        if (biases := layer.relative_bias) is not None:
+            more |= {"biases": biases.data_ptr(), "span": biases.shape[1] // 2}
         kernels.forward(
             DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1), result.data_ptr(),
             0 if sums is None else sums.data_ptr(), plan.query_start_loc, plan.block_table, plan.table_stride,
             plan.kv_index, plan.num_rows, plan.num_tokens, paged, layer.scale, layer.need.soft_cap or 0.0,
             layer.group.sliding_window or 0, 0 if sinks is None else sinks.data_ptr(),
-            0 if slopes is None else slopes.data_ptr(), *trees,
+            0 if slopes is None else slopes.data_ptr(), **more,
         )  # fmt: skip
         if result is not out:
             out.copy_(result)
