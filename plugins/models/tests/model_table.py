@@ -132,6 +132,14 @@ _T5 = {
     "n_positions": 64,
     "decoder_start_token_id": 0,
 }
+READS_SOUND: dict[str, dict[str, Any]] = {
+    "WhisperForConditionalGeneration": {
+        "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 40, "encoder_ffn_dim": 48,
+        "encoder_attention_heads": 4, "num_mel_bins": 6, "max_source_positions": 7, "max_target_positions": 40,
+        "decoder_start_token_id": 2,
+    }
+}  # fmt: skip
+"""The same of those whose encoder reads sound: `test_whisper.py` has their tests."""
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "BartForConditionalGeneration": _STACKS,
     "MBartForConditionalGeneration": _STACKS,

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 
-from model_table import ENCODER_DECODERS, TABLE, WITH_STATES, WITHOUT_ORACLE
+from model_table import ENCODER_DECODERS, READS_SOUND, TABLE, WITH_STATES, WITHOUT_ORACLE
 
 from engine_sdk.conformance import EncoderDecoderConformance, ModelConformance
 
@@ -21,10 +21,11 @@ QUICK = (
 OPTIONAL = ("final_logits_bias",)
 """What checkpoints of encoder-decoder models need not have."""
 
-for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **ENCODER_DECODERS}.items():
+ENCODE = {**ENCODER_DECODERS, **READS_SOUND}
+for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **ENCODE}.items():
     words = {"driver": architecture, "config": config}
     words |= {} if architecture == "GemmaForCausalLM" else {"quick": QUICK}
     words |= {} if architecture not in WITHOUT_ORACLE else {"oracle": None}
-    words |= {} if architecture not in ENCODER_DECODERS else {"unused": OPTIONAL}
-    suite = EncoderDecoderConformance if architecture in ENCODER_DECODERS else ModelConformance
+    words |= {} if architecture not in ENCODE else {"unused": OPTIONAL}
+    suite = EncoderDecoderConformance if architecture in ENCODE else ModelConformance
     globals()[f"Test{architecture}"] = type(f"Test{architecture}", (suite,), words)

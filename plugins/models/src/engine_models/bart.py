@@ -19,7 +19,7 @@ from engine_models.layers import MLP
 
 _EPS = 1e-5
 _UNUSED = ("encoder.version", "decoder.version", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-"""Of old files; and copies of the shared embedding."""
+"""Of old files; and copies of an embedding that is shared under a name of its own."""
 _BIAS = "final_logits_bias"
 
 
@@ -73,28 +73,34 @@ class BartModel(EncoderDecoder):
         behind: norms stand behind the blocks, and no stack has a last one.
         first: the row of position 0 in the tables; None: positions are sinusoidal.
         normed: embeddings are.
+        shared, output: the names of the embedding and of the head in the checkpoint.
     """
 
     behind: ClassVar[bool] = True
     first: ClassVar[int | None] = 2
     normed: ClassVar[bool] = True
     card: ClassVar[type[Bart]] = Bart
+    shared: ClassVar[str] = "model.shared"
+    output: ClassVar[str] = "lm_head"
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
         model, config = context.description, self.card.filled(context.description.config)
-        size, positions, decoders = model.hidden_size, integer(config, "max_position_embeddings"), model.num_layers
+        size, decoders = model.hidden_size, model.num_layers
+        positions = {"encoder": self.card.encoder(config).max_tokens, "decoder": integer(config, self.card.positions)}
         self._scale = math.sqrt(size) if flag(config, "scale_embedding", False) else 1.0
         self._act = self.card.activations[config["activation_function"]]
         self._inner = {part: integer(config, f"{part}_ffn_dim") for part in ("encoder", "decoder")}
-        self.embed = Embedding(context, model.vocab_size, size, "model.shared")
+        self.embed = Embedding(context, model.vocab_size, size, self.shared)
         self.tables: dict[str, torch.Tensor] = {}
         if self.first is None:
-            self.tables = dict.fromkeys(self._inner, sinusoids(positions, size).to(context.device, context.dtype))
+            places = sinusoids(positions["decoder"], size).to(context.device, context.dtype)
+            self.tables = dict.fromkeys(self._inner, places)
         else:
             names = {part: f"model.{part}.embed_positions" for part in self._inner}
-            self.encoder_positions = Table(context, positions + self.first, size, names["encoder"], self.first)
-            self.decoder_positions = Table(context, positions + self.first, size, names["decoder"], self.first)
+            rows = {part: count + self.first for part, count in positions.items()}
+            self.encoder_positions = Table(context, rows["encoder"], size, names["encoder"], self.first)
+            self.decoder_positions = Table(context, rows["decoder"], size, names["decoder"], self.first)
         if self.normed:
             self.encoder_embedding_norm = LayerNorm(context, size, _EPS, "model.encoder.layernorm_embedding")
             self.decoder_embedding_norm = LayerNorm(context, size, _EPS, "model.decoder.layernorm_embedding")
@@ -110,7 +116,7 @@ class BartModel(EncoderDecoder):
         if not self.behind:
             self.encoder_norm = LayerNorm(context, size, _EPS, "model.encoder.layer_norm")
             self.norm = LayerNorm(context, size, _EPS, "model.decoder.layer_norm")
-        self.head = LMHead(context, model.vocab_size, size, "lm_head", self.embed)
+        self.head = LMHead(context, model.vocab_size, size, self.output, self.embed)
         self.bias = LogitsBias(context)
 
     def _layer(self, context: ModelContext, index: int, name: str, part: str) -> Layer:
@@ -163,7 +169,7 @@ class BartModel(EncoderDecoder):
         biased = False
         for name, tensor in weights:
             biased = biased or name == _BIAS
-            unused = name.removeprefix("model.") in _UNUSED
+            unused = name.removeprefix("model.") in _UNUSED and name != f"{self.shared}.weight"
             if not unused and not (self.first is None and name.endswith("embed_positions.weight")):
                 yield name, tensor
         if not biased:

@@ -302,9 +302,10 @@ class ModelSuite(Conformance):
         return prompt(length, cls.description().vocab_size, seed)
 
     @classmethod
-    def read(cls) -> np.ndarray | None:
-        """What the encoder of an encoder-decoder model reads, where no test says; None for other models."""
-        return None if cls.description().encoder is None else encoder_input(cls.description())
+    def read(cls, model: ModelDescription | None = None) -> np.ndarray | None:
+        """What the encoder of an encoder-decoder model, this or another, reads where no test says; None for others."""
+        model = model or cls.description()
+        return None if model.encoder is None else encoder_input(model)
 
     @classmethod
     def pooled(cls, found: torch.Tensor) -> torch.Tensor:

@@ -79,10 +79,11 @@ def prompt(length: int, vocab_size: int, seed: int = 0) -> list[int]:
 
 
 def encoder_input(model: ModelDescription, number: int = 0) -> np.ndarray:
-    """What the encoder of an encoder-decoder model reads, `engine.types.request.EncoderInput.data`: of 7 tokens, and 5
-    more with each number."""
-    form, tokens = model.encoder, 7 + 5 * number
+    """What the encoder of an encoder-decoder model reads, `engine.types.request.EncoderInput.data`: ids of 7 tokens,
+    and 5 more with each number, where it reads as many; features of as many as it reads."""
+    form = model.encoder
     assert form is not None
+    tokens = form.max_tokens if form.features else min(7 + 5 * number, form.max_tokens)
     if not form.features:
         return np.array(prompt(tokens, model.vocab_size, 100 + number), np.int32)
     return np.random.default_rng(number).normal(size=(tokens * form.stride, form.features)).astype(np.float32)

@@ -98,9 +98,13 @@ class Oracle:
         return (answer[0] if answer.dim() == 3 else answer).double()
 
     def _decoded(self, ids: Sequence[int], data: np.ndarray | None) -> torch.Tensor:
+        config = self._model.config
+        sound = self._model.main_input_name == "input_features"
+        if data is None and sound:
+            data = np.ones((2 * config.max_source_positions, config.num_mel_bins), np.float32)
         read = torch.tensor([_PROBE] if data is None else data[None])
         whole = {"attention_mask": torch.ones(1, read.shape[1], dtype=torch.long)}
-        if read.is_floating_point():
+        if sound:
             read, whole = read.transpose(1, 2).to(self.dtype), {}
         given = {self._model.main_input_name: read, "decoder_input_ids": torch.tensor([list(ids)])}
         answer: torch.Tensor = self._model(**given, **whole).logits[0]

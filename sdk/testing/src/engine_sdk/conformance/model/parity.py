@@ -95,7 +95,9 @@ class ParitySuite(ModelSuite):
         """How the answers differ; "" where they do not, or where the model is refused as it is built or loaded."""
         ids = self.ids(min(12, description.max_model_len))
         try:
-            self.near_to(oracle(ids, encoder=self.read()), self.pooled(self._session(description, oracle).whole(ids)))
+            self.near_to(
+                oracle(ids, encoder=self.read(description)), self.pooled(self._session(description, oracle).whole(ids))
+            )
         except EngineError:
             return ""
         except Exception as error:
