@@ -14,6 +14,7 @@ from engine.plugin import Selection, points
 from engine.types.errors import ConfigError
 from engine.types.model import ModelDescription
 from engine.types.start import CoreStart
+from engine_kit.encoder_places import check_places
 
 Made = Mapping[str, Sequence[Selection[Any]]]
 """The drivers at work, by point."""
@@ -27,6 +28,8 @@ def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
     check_processors(made[points.LOGITS_PROCESSOR.name])
     check_connectors(config, start.preemption_mode, made.get(points.KV_CONNECTOR.name, ()))
     check_reuse(start, made)
+    if model.encoder is not None:
+        check_places(config, start.worker, made[points.PLATFORM.name][0].card.memory())
 
 
 def check_reuse(start: CoreStart, made: Made) -> None:

@@ -129,7 +129,9 @@ def _beginning(wanted: Any, form: EncoderForm, tokenizer: Tokenizer) -> list[int
         assert parsed.text is not None
         ids = _tokenised(tokenizer, parsed.text, False)
     first = form.decoder_prompt[:1]
-    return ids if tuple(ids[:1]) == first else [*first, *ids]
+    # Whisper's prompt may begin with text that was before, and has its first id behind that.
+    there = ids if form.features else ids[:1]
+    return ids if set(first) <= set(there) else [*first, *ids]
 
 
 def _tokenised(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:

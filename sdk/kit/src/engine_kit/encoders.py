@@ -20,10 +20,11 @@ from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.model import Model
 from engine.interfaces.platform import Platform
 from engine.interfaces.step import StepPart
-from engine.types.kv import ALIGNMENT, KVGroup
+from engine.types.kv import KVGroup
 from engine.types.model import EncoderForm
 from engine.types.plan import LeftSlots, NewSlot, StepPlan
 from engine.types.request import EncoderInput
+from engine_kit.encoder_places import form_of_place
 
 _PADDING = 1
 """Pages before the first place: where what is no token is written."""
@@ -62,10 +63,7 @@ class Encoders(StepPart):
         self._attention = attention
         self._encoder = [group for group in attention.groups if group.kind == "encoder"]
         self._cross = [group for group in attention.groups if group.kind == "cross"]
-        self._per_block = max(group.tokens_per_block for group in self._cross)
-        self._blocks = -(-form.max_tokens // self._per_block)
-        page_bytes = max(group.offset + len(group.sites) * group.layer_bytes for group in self._cross)
-        page_bytes = -(-page_bytes // ALIGNMENT) * ALIGNMENT
+        self._per_block, self._blocks, page_bytes = form_of_place(self._cross, form)
         attention.bind(platform.allocate_pool(_PADDING + max_num_seqs * self._blocks, page_bytes), cross=True)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(max_num_seqs))
         self._held: dict[int, list[int]] = {}

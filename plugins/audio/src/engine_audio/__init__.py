@@ -1,0 +1,1 @@
+"""Speech to text over HTTP, and what Whisper may write next."""
