@@ -52,7 +52,7 @@ def cases(server: Server, folder: Path, *flags: str) -> int:
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
     counted = re.search(r"(\d+) generated", done.stdout)
-    assert counted is not None and "Tested: 33" in done.stdout, done.stdout
+    assert counted is not None and "Tested: 35" in done.stdout, done.stdout
     server.until_idle()
     return int(counted.group(1))
 
@@ -78,7 +78,8 @@ def test_every_operation_says_what_may_go_wrong(runner: Server) -> None:
             assert bool(operation["security"]) == path.startswith("/admin/")
     streamed = {path for path, of in document["paths"].items() if "text/event-stream" in str(of)}
     made = {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"}
-    assert streamed == {*made, "/v1/responses/{identity}"}
+    sound = {"/v1/audio/transcriptions", "/v1/audio/translations"}
+    assert streamed == {*made, *sound, "/v1/responses/{identity}"}
 
 
 @pytest.mark.parametrize("prompt", [[False], [[True]], [0.0], [[1.0]]])

@@ -47,8 +47,8 @@ def _by_libsndfile(content: bytes, max_seconds: float) -> np.ndarray:
                 found = f"it has {rate} samples a second"
                 raise InvalidRequestError("file=...", found, f"send up to {MOST_RATE}")
             parts, most, length = [], int(max_seconds * rate), 0
-            # One channel after a second at a time: a small file may hold hours of silence in many channels.
-            while len(block := file.read(rate, dtype="float32", always_2d=True)):
+            # A piece at a time: a small file may hold hours of silence in many channels.
+            while len(block := file.read(max(1, rate // file.channels), dtype="float32", always_2d=True)):
                 parts.append(block.mean(axis=1))
                 length += len(block)
                 if length > most:

@@ -68,13 +68,14 @@ class Routes:
     def _served(self, state: ServerState) -> Whisper:
         if self._whisper is None:
             plan = state.engine.plan
-            self._whisper = whisper_of(state.engine.tokenizer, plan.model, plan.files.generation_config)
-            if self._whisper is None:
+            whisper = whisper_of(state.engine.tokenizer, plan.model, plan.files.generation_config)
+            if whisper is None:
                 found = f"{plan.model.architecture} reads no sound as Whisper does; start the server with a Whisper"
                 raise APIError(400, found, param="model", code="model_without_sound")
             if not any(KEY in chosen.card.extra_args for chosen in plan.chosen(LOGITS_PROCESSOR)):
-                self._whisper = None
+                found = "nothing holds the output to Whisper's rules; start the server with --logits-processors whisper"
                 raise APIError(400, found, code="no_whisper_rules")
+            self._whisper = whisper
         return self._whisper
 
 
