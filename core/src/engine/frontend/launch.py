@@ -351,7 +351,8 @@ def _with_page_formats(
     for group in layout.groups:
         need, one = needs[group.sites[0]], of_kind.get(group.kind)
         if one is not None and group.table is not None:
-            named = one.card.page_format(need) or f"{one.candidate.name}-{one.candidate.version}"
+            options = "" if one.options is None else one.options.model_dump_json()
+            named = one.card.page_format(need) or f"{one.candidate.name}-{one.candidate.version}{options}"
             group = msgspec.structs.replace(group, page_format=named)
         groups.append(group)
     return msgspec.structs.replace(layout, groups=tuple(groups))

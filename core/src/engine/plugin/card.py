@@ -23,6 +23,9 @@ class Card:
     priority: ClassVar[int] = 0
     """Order in `auto`: higher first, ties by name. A reference driver stands at 0, a faster one above."""
 
+    by_name: ClassVar[bool] = False
+    """Whether it is never taken by itself, but only where a user names it: where it computes something else, say."""
+
     requires_minor: ClassVar[int] = 0
     """The lowest minor version of the point's interface that this driver needs."""
 
