@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from engine_sdk.conformance import AttentionConformance
 
-ALL = {"block": 16, "local": 1000, "stride": 0, "sinks": 0}
+ALL = {"block": 16, "local": 1000}
 
 
 class TestBlockSparse(AttentionConformance):

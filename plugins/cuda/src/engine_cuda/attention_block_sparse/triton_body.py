@@ -67,7 +67,7 @@ class TritonBlockSparseBody(BlockSparseBody):
     def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
         """The step's tiles of queries, which the host divides; decodes need none."""
         bounds = batch.query_start_loc_host[: batch.num_rows + 1].tolist()
-        tiles = self._tiles(group, 1, long=True)
+        tiles = self._tiles(group, self._dtype.itemsize, long=True)
         most = max(1, tiles.rows // self._packed(group, tiles))
         units = [
             (batch.num_decodes + row, at, min(most, stop - at))
