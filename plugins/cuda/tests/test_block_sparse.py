@@ -21,7 +21,7 @@ from engine.types.parallel import Parallel
 from engine_cuda.attention_block_sparse.body import BlockSparseBody
 from engine_cuda.attention_block_sparse.card import BlockSparseAttention, BlockSparseOptions
 from engine_cuda.attention_block_sparse.pattern import Pattern
-from engine_cuda.attention_block_sparse.triton_body import TritonBlockSparseBody
+from engine_cuda.attention_block_sparse.triton_body import TritonBlockSparse
 from engine_cuda.interpreter import interpreted
 from engine_sdk.conformance.attention.case import LSE_TOLERANCE, TOLERANCE, Case, Form
 from engine_sdk.conformance.attention.dense import dense
@@ -96,7 +96,7 @@ def test_a_step_of_all_kinds_of_rows(pattern: Pattern, plain: bool) -> None:
     """Heads that share keys, also where they see different blocks; pages of other sizes than blocks; padding."""
     dtype = "float64" if plain else "float32"
     body = driver(dtype, plain=plain, **pattern._asdict())
-    assert isinstance(body, TritonBlockSparseBody) != plain
+    assert isinstance(body, TritonBlockSparse) != plain
     form = Form(dtype=dtype, head_size=24, num_kv_heads=2, group_size=3, block_size=7)
     step(pattern, form, MIXED, 2, padding_tokens=2, strided=True).verify(body)
 

@@ -11,7 +11,7 @@ from attention_compiled import BYTES, target
 from compiled import Case, Compiled, compile_all
 from test_attention_triton_compiled import SHARED
 
-from engine_cuda.attention_block_sparse.kernel import Form, block_sparse_kernel, join_kernel
+from engine_cuda.attention_block_sparse.kernels import SparseForm, block_sparse_kernel, join_kernel
 from engine_cuda.attention_triton.tiles import decode_tiles, prefill_tiles
 
 A_FEW = 128
@@ -27,7 +27,7 @@ def attention(
     tiles = (decode_tiles if one else prefill_tiles)(width, BYTES[dtype], BYTES[kv], target(where))
     packed = 1 if shifts else 4
     queries = 1 if one else tiles.rows // packed
-    form = Form(
+    form = SparseForm(
         KV_HEADS=8, GROUP=4, PACKED=packed, HEAD_SIZE=size, BLOCK_D=width, PAGE=page,
         BLOCK_M=max(16, triton.next_power_of_2(queries * packed)),
         BLOCK_N=min(tiles.keys, max(16, triton.next_power_of_2(block))), BLOCK=block, LOCAL=16, STRIDE=8, SINKS=1,

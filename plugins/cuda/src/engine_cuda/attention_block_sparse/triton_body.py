@@ -11,8 +11,8 @@ import triton
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, CaptureLevel, LayerCache
 from engine.types.kv import KVGroup
-from engine_cuda.attention_block_sparse.body import BlockSparseBody
-from engine_cuda.attention_block_sparse.kernel import Form, block_sparse_kernel, join_kernel
+from engine_cuda.attention_block_sparse.kernels import SparseForm, block_sparse_kernel, join_kernel
+from engine_cuda.attention_block_sparse.plain import PlainBlockSparse
 from engine_cuda.attention_triton.kernel import LOG2E
 from engine_cuda.attention_triton.tiles import Target, Tiles, decode_tiles, prefill_tiles, target_of
 from engine_cuda.attention_triton.write import store
@@ -27,8 +27,8 @@ MOST_SPLITS = 32
 
 
 @dataclass(slots=True)
-class TritonPlan:
-    """What `TritonBlockSparseBody.plan` makes: the kernels read the batch's own tensors.
+class SparsePlan:
+    """What `TritonBlockSparse.plan` makes: the kernels read the batch's own tensors.
 
     Args:
         batch: the step's.
@@ -42,7 +42,7 @@ class TritonPlan:
     num_tokens: int
 
 
-class TritonBlockSparseBody(BlockSparseBody):
+class TritonBlockSparse(PlainBlockSparse):
     """The same with kernels. A captured step of decodes stays right for any lengths, pages and places."""
 
     capture_level: CaptureLevel = "decode"
@@ -77,8 +77,10 @@ class TritonBlockSparseBody(BlockSparseBody):
         # The last ones come first: they see the most keys, and what takes long has to begin early.
         found = torch.tensor(units[::-1], dtype=torch.int32).to(batch.kv_index.device) if units else None
         if out is None:
-            return TritonPlan(batch, found, bounds[-1])
-        out.batch, out.units, out.num_tokens = batch, found, bounds[-1]
+            return SparsePlan(batch, found, bounds[-1])
+        out.batch = batch
+        out.units = found
+        out.num_tokens = bounds[-1]
         return out
 
     def _packed(self, group: KVGroup, tiles: Tiles) -> int:
@@ -122,7 +124,7 @@ class TritonBlockSparseBody(BlockSparseBody):
         layer: AttentionLayer,
         q: torch.Tensor,
         cache: LayerCache,
-        plan: TritonPlan,
+        plan: SparsePlan,
         out: torch.Tensor,
         lse: torch.Tensor | None,
     ) -> None:
@@ -149,7 +151,7 @@ class TritonBlockSparseBody(BlockSparseBody):
         layer: AttentionLayer,
         q: torch.Tensor,
         cache: LayerCache,
-        plan: TritonPlan,
+        plan: SparsePlan,
         tiles: Tiles,
         units: int,
         out: torch.Tensor,
@@ -161,7 +163,7 @@ class TritonBlockSparseBody(BlockSparseBody):
         heads, packed = group.num_q_heads // group.num_kv_heads, self._packed(group, tiles)
         first, total = self.first_head(group)
         queries = 1 if one else max(1, tiles.rows // packed)
-        form = Form(
+        form = SparseForm(
             KV_HEADS=group.num_kv_heads,
             GROUP=heads,
             PACKED=packed,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 
-class Form(NamedTuple):
+class SparseForm(NamedTuple):
     """What a launch is compiled for: one constexpr of the kernel.
 
     Args:
@@ -62,7 +62,7 @@ def block_sparse_kernel(
     q_strides,  # token, head
     cache_strides,  # page, head, token
     table_stride,
-    FORM: tl.constexpr,  # `Form`
+    FORM: tl.constexpr,  # `SparseForm`
 ):
     """Program (p, s): part s of unit p // heads for PACKED query heads, p % heads."""
     GROUP: tl.constexpr = FORM.GROUP
