@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 
-from model_table import TABLE, WITH_STATES, WITHOUT_ORACLE
+from model_table import ENCODER_DECODERS, READS_SOUND, TABLE, WITH_STATES, WITHOUT_ORACLE
 
-from engine_sdk.conformance import ModelConformance
+from engine_sdk.conformance import EncoderDecoderConformance, ModelConformance
 
 QUICK = (
     r"^(?!test_(card_is_light|dtypes|padding|weights_are_cast|a_missing_tensor|a_tensor_of_another_form"
@@ -18,8 +18,14 @@ QUICK = (
 """What all models have from the same loader and layers is tried quickly with one of them, and with all by
 `make test-all`."""
 
-for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE}.items():
+OPTIONAL = ("final_logits_bias",)
+"""What checkpoints of encoder-decoder models need not have."""
+
+ENCODE = {**ENCODER_DECODERS, **READS_SOUND}
+for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **ENCODE}.items():
     words = {"driver": architecture, "config": config}
     words |= {} if architecture == "GemmaForCausalLM" else {"quick": QUICK}
     words |= {} if architecture not in WITHOUT_ORACLE else {"oracle": None}
-    globals()[f"Test{architecture}"] = type(f"Test{architecture}", (ModelConformance,), words)
+    words |= {} if architecture not in ENCODE else {"unused": OPTIONAL}
+    suite = EncoderDecoderConformance if architecture in ENCODE else ModelConformance
+    globals()[f"Test{architecture}"] = type(f"Test{architecture}", (suite,), words)

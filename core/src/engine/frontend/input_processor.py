@@ -247,6 +247,10 @@ class InputProcessor:
     ) -> RequestState:
         """Tokenise a request that `admit` has let in, whose answer is `info`. Otherwise as `process`."""
         arrival_time = self.clock.now() if arrival_time is None else arrival_time
+        encoder = None
+        if self.model.encoder is not None:
+            rewrite, serve = partial(self._rewritten, info=info), "serve an encoder-decoder model"
+            prompt, encoder = brought("encoder_prompts", serve)(prompt, self.model, self.tokenizer, rewrite)
         parsed = self._rewritten(parse_prompt(prompt), info)
         pooling: PoolingParams | None = None
         host_tokens = False
@@ -289,6 +293,7 @@ class InputProcessor:
                 if index == 0
                 else None,  # the others of n wait for it, and find its pages
                 kv_retention=parsed.kv_retention,
+                encoder=encoder,
             )
             for index, one in enumerate(filled_in)
         ]

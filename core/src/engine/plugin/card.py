@@ -65,12 +65,9 @@ class Card:
 
     @classmethod
     def unsupported(cls, need: Any) -> list[str]:
-        """The reasons why this driver cannot serve `need`; an empty list means that it can.
+        """The reasons why this driver cannot serve `need`, of its point's interface; an empty list means that it can.
 
         Pure and cheap: asked by the launcher before any body is imported, and again by each worker on its real device.
-
-        Args:
-            need: the point's need (a frozen dataclass from its interface).
 
         Returns one sentence a reason, each understandable alone ("head size 80 is not a multiple of 32").
         """

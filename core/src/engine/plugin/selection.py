@@ -35,8 +35,7 @@ class Verdict:
     reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        name = f"{self.candidate.name} ({self.candidate.provenance})"
-        return f"{name}: {'; '.join(self.reasons)}" if self.reasons else f"{name}: fits"
+        return f"{self.candidate.name} ({self.candidate.provenance}): {'; '.join(self.reasons) or 'fits'}"
 
 
 @dataclass(frozen=True)

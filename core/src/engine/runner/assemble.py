@@ -1,7 +1,7 @@
 """The only place in a worker that builds drivers.
 
-Platform, communicators, ops, attention, quantization, model, checkpoint, drafter, logits processors, connectors, in
-that order.
+Platform, communicators, ops, attention, quantization, experts, model, checkpoint, drafter, logits processors,
+connectors, in that order.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from engine.types.errors import ContractError, ManifestError, UnfitDriverError, 
 from engine.types.start import WorkerStart
 
 _POINTS = (
-    *("platform", "communicator", "ops", "attention", "quantization", "model", "checkpoint", "drafter"),
-    *("logits_processor", "kv_connector", "evictor"),
+    *("platform", "communicator", "ops", "attention", "quantization", "experts", "model", "checkpoint"),
+    *("drafter", "logits_processor", "kv_connector", "evictor"),
 )
 """Whose bodies are built here."""
 
@@ -219,6 +219,9 @@ def step_parts(
         parts.insert(0, Transfers(built.connectors, built.layerwise, _sites_of_layers(start)))
     if built.reuse is not None and not profiles:
         parts.append(built.reuse)
+    if description.encoder is not None:
+        encoders = brought("encoders", "serve an encoder-decoder model")
+        parts.append(encoders(platform, model, built.attention, description.encoder, start.max_num_seqs))
     if description.num_token_types:
         parts.append(brought("token_types", "tell texts apart")(platform, start.max_num_seqs, max_tokens))
     if start.place.draws and description.generates:
@@ -247,7 +250,7 @@ class _ManifestChoices:
         check_choices(registry, mine)
         selections = restore(registry, mine)
         self._selections = {(selection.point, selection.kind): selection for selection in selections}
-        self.computing = [s for s in selections if s.point in ("ops", "attention", "quantization")]
+        self.computing = [s for s in selections if s.point in ("ops", "attention", "quantization", "experts")]
         self.communicators = [selection for selection in selections if selection.point == "communicator"]
         self.connectors = [selection for selection in selections if selection.point == "kv_connector"]
         self.processors = [selection for selection in selections if selection.point == "logits_processor"]
@@ -490,7 +493,9 @@ def _loaded(
             group=groups["tp"] if start.parallel.tp > 1 else None,
             quantization=_quantization(start, chosen, context),
             covers=_covers(start, chosen),
+            experts=chosen.build("experts", "", None, context) if chosen.names("experts") else None,
             latent_attention=partial(attention.latent, model=model),
+            cross_attention=partial(attention.cross, model=model),
             state=None if attention.states is None else partial(attention.states.site, attention),
             stage=start.place.stage,
             **of_draft,

@@ -23,7 +23,7 @@ import pytest
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
     *("logits_processor", "executor", "platform", "checkpoint", "quantization", "kv_connector", "model", "tokenizer"),
-    *("tool_parser", "reasoning_parser"),
+    *("tool_parser", "reasoning_parser", "experts"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.drafter import DrafterConformance
     from engine_sdk.conformance.evictor import EvictorConformance
     from engine_sdk.conformance.executor.suite import ExecutorConformance
+    from engine_sdk.conformance.experts import ExpertsConformance
     from engine_sdk.conformance.grammar.suite import GrammarConformance
     from engine_sdk.conformance.kv_connector.suite import KVConnectorConformance
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
     from engine_sdk.conformance.model.encoder import EncoderModelConformance
+    from engine_sdk.conformance.model.encoder_decoder import EncoderDecoderConformance
     from engine_sdk.conformance.model.suite import ModelConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
     from engine_sdk.conformance.platform import PlatformConformance
@@ -59,9 +61,11 @@ __all__ = [
     "CommunicatorThorough",
     "Conformance",
     "DrafterConformance",
+    "EncoderDecoderConformance",
     "EncoderModelConformance",
     "EvictorConformance",
     "ExecutorConformance",
+    "ExpertsConformance",
     "GrammarConformance",
     "KVConnectorConformance",
     "LogitsProcessorConformance",
@@ -92,6 +96,7 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "platform": ("PlatformConformance",),
         "checkpoint": ("CheckpointConformance",),
         "quantization": ("QuantizationConformance",),
+        "experts": ("ExpertsConformance",),
         "kv_connector": ("KVConnectorConformance",),
         "model": ("ModelConformance",),
         "tokenizer": ("TokenizerConformance",),
@@ -101,7 +106,9 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
 
-VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"model": ("EncoderModelConformance",)})
+VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"model": ("EncoderModelConformance", "EncoderDecoderConformance")}
+)
 """Further suites of a point, in the place of the first for some of its drivers (`Conformance.suite_for`)."""
 
 _HOMES = {
@@ -112,9 +119,11 @@ _HOMES = {
     "CheckpointConformance": "checkpoint",
     "Conformance": "base",
     "DrafterConformance": "drafter",
+    "EncoderDecoderConformance": "model.encoder_decoder",
     "EncoderModelConformance": "model.encoder",
     "EvictorConformance": "evictor",
     "ExecutorConformance": "executor.suite",
+    "ExpertsConformance": "experts",
     "GrammarConformance": "grammar.suite",
     "KVConnectorConformance": "kv_connector.suite",
     "LogitsProcessorConformance": "logits_processor",

@@ -83,6 +83,8 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("logits soft cap", "soft_cap soft_cap_in_a_window"),
             Capability("attention sinks", "sinks"),
             Capability("ALiBi", "alibi"),
+            Capability("relative biases (T5)", "relative_bias encoder_with_relative_bias"),
+            Capability("decoders' layers over an encoder (cross attention), {}", "cross", "(.*)"),
             Capability(
                 "queries that are not contiguous (`kv_index`)", "kv_index what_lies_between_queries what_sees_nothing"
             ),
@@ -177,6 +179,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("speculation: greedy verification", "verify"),
             Capability("speculation: trees of drafts", "verify_tree"),
             Capability("speculation: rejection sampling", "reject_is_as_defined tokens_have_the_targets_distribution"),
+            Capability("mixtures of experts: routing", "router_logits route routing_what_is_no_number"),
+            Capability("mixtures of experts: products and gates", "experts acts_of_experts gate"),
+            Capability("mixtures of experts: a token among others", "an_experts_token_among_others"),
+            Capability("captured and replayed: experts", "captured_experts"),
             Capability("captured and replayed: {}", "captured", r"(.*)-\w+"),
             Capability("batch invariant: linear", "invariant_linear"),
             Capability("batch invariant: norms, elements, draws", "invariant_norms invariant_elements invariant_draws"),
@@ -367,6 +373,16 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "what_is_claimed what_is_covered stored_layers other_dtypes_are_refused",
             ),
         ),
+        "experts": (
+            Capability("experts over 1 rank, {}", "as_a_loop_over_tokens", "(.*)-1"),
+            Capability("experts over several ranks, {}", "as_a_loop_over_tokens", "(.*)-[24]"),
+            Capability("all tokens to one expert", "one_expert_has_all_tokens"),
+            Capability("each rank holds its share", "what_a_rank_holds"),
+            Capability("inputs stay", "inputs_stay"),
+            Capability("every tensor is asked for", "every_tensor_is_asked_for"),
+            Capability("quantised experts", "quantised_experts"),
+            Capability("what cannot be divided", "what_cannot_be_divided"),
+        ),
         "kv_connector": (
             Capability("pages of {} bytes, out and back", "round_trip", "(.*)"),
             Capability("every dtype, bit by bit", "every_dtype"),
@@ -414,7 +430,8 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability(
                 "config read whole, and refused by key",
                 "spellings_of_the_config describe_is_pure describe_agrees_with_the_config a_config_that_makes_no_sense "
-                "its_layers_are_those_described it_is_a_decoder it_is_an_encoder",
+                "its_layers_are_those_described it_is_a_decoder it_is_an_encoder "
+                "it_has_an_encoder",
             ),
             Capability(
                 "every tensor of a checkpoint claimed once, others refused by name",
@@ -426,11 +443,13 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("prompts in chunks, token by token", "chunked_prefill decode later_tokens_have_no_influence"),
             Capability(
                 "requests independent of each other and of padding",
-                "nothing_is_kept_between_calls the_heads_take_any_rows ragged_batch padding",
+                "nothing_is_kept_between_calls the_heads_take_any_rows ragged_batch padding "
+                "inputs_of_encoders_are_apart",
             ),
             Capability(
                 "every position that is described",
-                "earlier_tokens_and_their_order_have_influence every_token_sees_all up_to_the_last_position",
+                "earlier_tokens_and_their_order_have_influence every_token_sees_all up_to_the_last_position "
+                "what_the_encoder_reads_has_influence",
             ),
             Capability("token types", "token_types"),
             Capability("tensor parallel over {} ranks", "tensor_parallel", "(.*)"),
