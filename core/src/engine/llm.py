@@ -347,7 +347,7 @@ class LLM:
             prompts: one or several, as for `generate`.
             pooling_params: for all, or one for each; None means `PoolingParams()`.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
-            pooling_task: "embed", "token_embed" or "classify", for parameters that name no task.
+            pooling_task: "embed", "token_embed", "classify" or "token_classify", for parameters that name no task.
 
         Raises:
             InvalidRequestError, PromptTooLongError: one of the prompts or parameters, or a task that this model or

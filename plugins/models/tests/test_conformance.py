@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 
-from model_table import TABLE, WITH_STATES, WITHOUT_ORACLE
+from model_table import POOLED, TABLE, WITH_STATES, WITHOUT_ORACLE
 
 from engine_sdk.conformance import ModelConformance
 
@@ -18,7 +18,7 @@ QUICK = (
 """What all models have from the same loader and layers is tried quickly with one of them, and with all by
 `make test-all`."""
 
-for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE}.items():
+for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **POOLED}.items():
     words = {"driver": architecture, "config": config}
     words |= {} if architecture == "GemmaForCausalLM" else {"quick": QUICK}
     words |= {} if architecture not in WITHOUT_ORACLE else {"oracle": None}
