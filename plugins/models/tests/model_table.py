@@ -120,3 +120,25 @@ POOLED: dict[str, dict[str, Any]] = {
     "Gemma2ForSequenceClassification": {"query_pre_attn_scalar": 10, "sliding_window": 5},
 }
 """The same of decoders whose hidden states are pooled."""
+
+JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "hidden_act": "gelu"}
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "GteModel": {"type_vocab_size": 1},
+    "GteForSequenceClassification": {"type_vocab_size": 0},
+    "NewModel": {"type_vocab_size": 1},
+    "NewForSequenceClassification": {"type_vocab_size": 1},
+    "NomicBertModel": {},
+    "JinaBertForMaskedLM": JINA,
+    "JinaBertModel": JINA,
+}
+"""The same of encoders."""
+
+ORACLES = {
+    **dict.fromkeys(WITHOUT_ORACLE),
+    "NewModel": "GteModel",
+    "NewForSequenceClassification": "GteForSequenceClassification",
+    **dict.fromkeys(("JinaBertForMaskedLM", "JinaBertModel")),
+}
+"""Whose class computes the same, where transformers has none of the name; None: `test_encoders.py` and
+`test_llama_shaped.py` have the formulas."""

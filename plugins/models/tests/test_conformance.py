@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 
-from model_table import POOLED, TABLE, WITH_STATES, WITHOUT_ORACLE
+from model_table import ENCODERS, ORACLES, POOLED, TABLE, WITH_STATES, WITHOUT_ORACLE
 
-from engine_sdk.conformance import ModelConformance
+from engine_sdk.conformance import EncoderModelConformance, ModelConformance
 
 QUICK = (
     r"^(?!test_(card_is_light|dtypes|padding|weights_are_cast|a_missing_tensor|a_tensor_of_another_form"
@@ -18,8 +18,9 @@ QUICK = (
 """What all models have from the same loader and layers is tried quickly with one of them, and with all by
 `make test-all`."""
 
-for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **POOLED}.items():
+for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **POOLED, **ENCODERS}.items():
+    suite = EncoderModelConformance if architecture in ENCODERS else ModelConformance
     words = {"driver": architecture, "config": config}
     words |= {} if architecture == "GemmaForCausalLM" else {"quick": QUICK}
-    words |= {} if architecture not in WITHOUT_ORACLE else {"oracle": None}
-    globals()[f"Test{architecture}"] = type(f"Test{architecture}", (ModelConformance,), words)
+    words |= {"oracle": ORACLES[architecture]} if architecture in ORACLES else {}
+    globals()[f"Test{architecture}"] = type(f"Test{architecture}", (suite,), words)

@@ -1,4 +1,4 @@
-"""Decoders whose hidden states are pooled: their cards beside a decoder's own, and names of their tensors. Torch-free."""
+"""Decoders whose hidden states are pooled: what their cards add to a decoder's, names of tensors. Torch-free."""
 
 from __future__ import annotations
 
