@@ -46,7 +46,7 @@ SOAK_SECONDS ?= 1800
 # Of bench-peers: comma-separated names, and `python -m tests.benchmarks.peers --help` for more in PEERS_FLAGS.
 PEER ?= all
 PEER_MODEL ?= 10M,0.6B,1B
-WORKLOAD ?= W1,W2,W3,W4,W1-int8,W1-int4
+WORKLOAD ?= W1,W2,W3,W4,W1-int8,W1-int4,W1-draft
 PAIRS ?= 5
 PEERS_FLAGS ?=
 

@@ -21,7 +21,8 @@ HEAD = """# Models
 
 The architectures that this repository serves, and what each has been shown to do by tiny random checkpoints, as the
 [conformance suite](../plugins/prove.md) of point `model` found it: written by `python docs/generate_models.py` from
-test results, and from nothing else. `engine serve --model FOLDER` takes the driver of the name in config.json.
+test results, and from nothing else. `engine serve --model FOLDER` takes the driver of the name in config.json, and
+where there is none that of the name `*`, which `transformers` is too: [models of transformers](../users/fallback.md).
 
 **yes**: every test passed. **in part**, **no**: the driver says itself that it does not do it, or a test failed; the
 note says which. **untested**: the suite was not run, the note says why.
@@ -75,7 +76,7 @@ def render(table: Table) -> str:
 
 def read(page: str) -> dict[str, list[str]]:
     """By architecture, the words of a page's row."""
-    rows = re.findall(r"(?m)^\| `(\w+)` \| [\w-]+ \| (.*) \|$", page)
+    rows = re.findall(r"(?m)^\| `(\w+|\*)` \| [\w-]+ \| (.*) \|$", page)
     return {name: [cell.partition(" (")[0] for cell in cells.split(" | ")] for name, cells in rows}
 
 

@@ -186,7 +186,7 @@ def our_drivers() -> list[Candidate]:
 
 
 def _anchor(candidate: Candidate) -> str:
-    return f"{candidate.point}-{candidate.name}".lower()
+    return re.sub(r"[^\w]+", "-", f"{candidate.point} {candidate.name}").strip("-").lower()
 
 
 def drivers_page() -> str:

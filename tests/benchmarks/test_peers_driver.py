@@ -7,19 +7,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from safetensors import safe_open
 
 from engine_bench.probe import Machine
 from tests.benchmarks.conftest import TINY
 from tests.benchmarks.peers import registry
 from tests.benchmarks.peers.__main__ import main, parser
 from tests.benchmarks.peers.bars import BARS, BEST, verdicts
+from tests.benchmarks.peers.checkpoint import DRAFT_LAYERS, FADING, write_checkpoint
 from tests.benchmarks.peers.compare import Bench, Engine, compare
 from tests.benchmarks.peers.environment import InstallError, interpreter
+from tests.benchmarks.peers.llama_cpp import speculate
+from tests.benchmarks.peers.ours import Ours
 from tests.benchmarks.peers.page import page
 from tests.benchmarks.peers.peer import Peer
 from tests.benchmarks.peers.process import PeerProcess, WorkerError, compiled_folder, worker_environment
@@ -242,7 +248,7 @@ def test_what_there_is_not_is_refused(flag: str, value: str, tmp_path: Path) -> 
 
 def test_the_default_work_is_known() -> None:
     names = [Task.parse(text).name for text in parser().parse_args([]).work.split(",")]
-    assert names == ["W1", "W2", "W3", "W4", "W1-int8", "W1-int4"]
+    assert names == ["W1", "W2", "W3", "W4", "W1-int8", "W1-int4", "W1-draft"]
     assert {bar.task for bar in BARS} - {"start"} <= set(names)
     assert {bar.peer for bar in BARS} <= {BEST, *registry.PEERS}
 
@@ -324,6 +330,59 @@ def test_results_survive_a_file_and_a_later_run_replaces_what_it_measured_again(
     assert "1.50 × vllm" not in text
     assert text.count("| W1 |") >= 2
     assert "2026-11-22" in text
+
+
+class Repeats:
+    """What llama.cpp's speculation asks of a model: one that goes on as `whole` does, whatever it is told, but for
+    what `others` has at some places."""
+
+    def __init__(self, whole: list[int], others: dict[int, int]) -> None:
+        self.length = 0
+        self.computed: list[int] = []
+        self._says = [others.get(place, token) for place, token in enumerate(whole)]
+
+    def cut(self, length: int) -> None:
+        self.computed = self.computed[:length]
+        self.length = len(self.computed)
+
+    def compute(self, tokens: Sequence[int], count: int) -> list[int]:
+        self.computed += tokens
+        self.length = len(self.computed)
+        return self._says[self.length - count + 1 : self.length + 1]
+
+
+@pytest.mark.parametrize("wrong", [set(), {9}, {8, 9, 15, 16, 17}, set(range(40))])
+def test_llama_cpp_speculates_as_greedy_decoding_goes(wrong: set[int]) -> None:
+    """Whatever of the drafts is right, and twice over: the text is the target's, which has computed all but its last
+    token, and no other."""
+    whole = [number * 7 % 11 for number in range(40)]
+    target, draft = Repeats(whole, {}), Repeats(whole, dict.fromkeys(wrong, 99))
+    for output_len in (1, 2, 20):
+        for _ in range(2):
+            assert speculate(target, draft, whole[:6], output_len) == whole[6 : 6 + output_len]
+            assert target.computed == whole[: 6 + output_len - 1]
+            assert draft.computed == whole[: draft.length]
+
+
+def test_ours_drafts_with_the_checkpoints_own_draft_model(tmp_path: Path) -> None:
+    """The draft model is the target's beginning, and both say the same where what follows there adds nothing."""
+    folder = write_checkpoint(replace(TINY, num_layers=DRAFT_LAYERS + 1), tmp_path / "model", draft=True)
+    own = Settings(str(folder), str(tmp_path), "draft", 1, 2048, 4, TINY.kv_bytes(8192))
+    files = (one / "model.safetensors" for one in (folder, own.draft_folder))
+    whole, part = (safe_open(file, "pt") for file in files)
+    with whole, part:
+        for name in part.keys():  # noqa: SIM118
+            assert torch.equal(whole.get_tensor(name), part.get_tensor(name))
+        fading = whole.get_tensor(f"model.layers.{DRAFT_LAYERS}.mlp.down_proj.weight")
+        assert fading.float().std() == pytest.approx(0.02 * FADING, rel=0.1)
+    worker = Ours()
+    worker.load(own)
+    plain = Ours()
+    plain.load(replace(own, weights="bf16"))
+    prompts = [[5, 6, 7, 8], [9, 4, 3]]
+    assert worker.generate(prompts, [12, 9]) == plain.generate(prompts, [12, 9])
+    stats = worker._llm.llm_engine.stats()
+    assert 0 < stats.num_accepted_drafts <= stats.num_drafts and not plain._llm.llm_engine.stats().num_drafts
 
 
 def test_ours_runs_every_workload_on_a_tiny_model(tiny_checkpoint: Path, tmp_path: Path) -> None:

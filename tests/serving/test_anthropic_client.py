@@ -25,6 +25,17 @@ WEATHER: Any = {"name": "get_weather", "description": "Get the weather", "input_
 TIME: Any = {"name": "get_time", "description": "Get the time", "input_schema": SCHEMA}
 
 
+def text(said: str, ttl: str = "5m") -> Any:
+    """A block with a mark; "" for none."""
+    mark: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": ttl}} if ttl else {}
+    return {"type": "text", "text": said, **mark}
+
+
+def marked(*said: str, ttl: str = "5m") -> Any:
+    """A message of the user whose last block has a mark."""
+    return {"role": "user", "content": [*(text(one, "") for one in said[:-1]), text(said[-1], ttl)]}
+
+
 @pytest.fixture
 def claude(server: Server) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0, timeout=60)
@@ -62,6 +73,90 @@ def test_a_message(server: Server, claude: anthropic.Anthropic) -> None:
     blocks: list[Any] = [{"role": "user", "content": [{"type": "text", "text": USER[0]["content"]}]}]
     again = claude.messages.create(messages=blocks, system=[marked], **OPTIONS)
     assert again.content[0].text == block.text and again.usage.cache_read_input_tokens > 0
+
+
+def test_what_is_marked_is_kept_and_told(server: Server, claude: anthropic.Anthropic) -> None:
+    """Up to the end of each marked block, in whole blocks of 16 tokens; the second turn finds all of it."""
+    told, asked = "You are a helpful engine. " * 8, "Tell me about the sea and the ships on it. " * 6
+    system, tools = [text(told, ""), text("Answer briefly.", "1h")], [WEATHER, TIME]
+    options: Any = {**OPTIONS, "max_tokens": 4, "extra_body": {"temperature": 0, "cache_salt": "marks"}}
+    before = server.metrics().get("kv_retained_pages{priority=0}", 0)
+    messages = [marked(asked, "Now.")]
+    first = claude.messages.create(messages=messages, system=system, tools=tools, **options).usage
+    whole = claude.messages.count_tokens(model="tiny", messages=messages, system=system, tools=tools).input_tokens
+    assert first.cache_read_input_tokens == 0 and first.cache_creation is not None
+    created, hourly = first.cache_creation_input_tokens or 0, first.cache_creation.ephemeral_1h_input_tokens
+    assert first.input_tokens + created == whole and created % 16 == hourly % 16 == 0
+    assert whole - 32 < created and 16 * 4 < hourly < created == hourly + first.cache_creation.ephemeral_5m_input_tokens
+    pages = server.until_idle().get("kv_retained_pages{priority=0}", 0) - before
+    assert pages == created // 16
+    more = [*messages, {"role": "assistant", "content": "Yes."}, marked("And?", ttl="1h")]
+    with claude.messages.stream(messages=more, system=system, tools=tools, **options) as stream:
+        second = stream.get_final_message().usage
+    assert second.cache_read_input_tokens is not None and second.cache_read_input_tokens >= created
+    all_of_it = claude.messages.count_tokens(model="tiny", messages=more, system=system, tools=tools).input_tokens
+    parts = (second.input_tokens, second.cache_creation_input_tokens, second.cache_read_input_tokens)
+    assert sum(part or 0 for part in parts) == all_of_it
+    unmarked = claude.messages.create(messages=USER, **options).usage
+    assert unmarked.cache_creation_input_tokens == 0
+
+
+@pytest.mark.parametrize("place", ["tool", "system", "message", "result", "top"])
+def test_each_place_of_a_mark(server: Server, claude: anthropic.Anthropic, place: str) -> None:
+    """It keeps what stands up to it, and not the rest."""
+    long = "Once upon a time there was a little engine. " * 8
+    mark: Any = {"cache_control": {"type": "ephemeral"}}
+    call: Any = {"type": "tool_use", "id": "c", "name": "get_time", "input": {"city": "Rome"}}
+    result: Any = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": long}]}
+    body: dict[str, Any] = {
+        "system": [{"type": "text", "text": "Be brief. " * 10}, {"type": "text", "text": long}],
+        "tools": [dict(WEATHER), dict(TIME)],
+        "messages": [*USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}],
+    }
+    whole = claude.messages.count_tokens(model="tiny", **body).input_tokens
+    del body["messages"][1:]
+    upto = claude.messages.count_tokens(model="tiny", **body).input_tokens
+    if place in ("result", "top"):
+        body["messages"] += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    if place == "tool":
+        body["tools"][1] |= mark
+    elif place == "system":
+        body["system"][0] |= mark
+    elif place == "message":
+        body["messages"] = [marked(USER[0]["content"]), marked(long, ttl="")]
+    elif place == "result":
+        result["content"][0] |= mark
+    else:
+        body |= mark
+    more: Any = {"extra_body": {"temperature": 0, "cache_salt": place}}
+    usage = claude.messages.create(model="tiny", max_tokens=2, **body, **more).usage
+    created = usage.cache_creation_input_tokens or 0
+    most = {"tool": upto, "system": upto - 60, "message": upto, "result": whole, "top": whole}[place]
+    least = {"tool": 100, "system": 20, "message": upto - 40, "result": whole - 40, "top": whole - 16}[place]
+    assert least < created <= most, (usage, upto, whole)
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    """A server whose cache holds little more than one request."""
+    running = Server("tiny", "--num-kv-pages", "80", "--max-model-len", "512", "--max-kv-retention-per-key", "0.5")
+    yield running
+    assert running.stop() == 0, "".join(running.lines)
+
+
+@pytest.mark.parametrize("ttl", ["", "5m", "1h"])
+def test_what_is_marked_outlives_what_is_not(small: Server, ttl: str) -> None:
+    client = anthropic.Anthropic(base_url=small.address, api_key="none", max_retries=0)
+    system = [text(f"Marked for {ttl or 'nothing'}. " + "You know all the stories of the sea. " * 12, ttl)]
+    options: Any = {"model": "tiny", "max_tokens": 4}
+    first = client.messages.create(messages=USER, system=system, **options).usage
+    for i in range(6):
+        client.messages.create(messages=[{"role": "user", "content": f"{i} " + "Tell me more of it. " * 60}], **options)
+    again = client.messages.create(messages=ASKED, system=system, **options).usage
+    kept = first.cache_creation_input_tokens or 0
+    assert (kept > 64) == bool(ttl)
+    assert again.cache_read_input_tokens is not None
+    assert again.cache_read_input_tokens >= kept if ttl else again.cache_read_input_tokens < 64
 
 
 def test_stop_sequence_and_length(claude: anthropic.Anthropic) -> None:
@@ -191,7 +286,10 @@ def test_a_client_that_leaves(server: Server, claude: anthropic.Anthropic) -> No
     [
         ({"container": "c"}, "container"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
-        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, "ttl"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "'5m' or '1h'"),
+        ({"tools": [{**WEATHER, "cache_control": {"type": "ephemeral", "ttl": 300}}]}, "tools.0.cache_control.ttl"),
+        ({"messages": [marked("x"), *[marked("y"), marked("z")] * 2]}, "5 are in this request; send up to 4"),
+        ({"messages": [marked("x")], "kv_retention": {"release": True}}, "release and cache_control"),
         ({"output_config": {"effort": "low"}}, "effort"),
         ({"tools": [{**WEATHER, "input_examples": []}]}, "tools.0.input_examples"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
@@ -205,7 +303,7 @@ def test_a_client_that_leaves(server: Server, claude: anthropic.Anthropic) -> No
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "no message of the user"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"temperature": -1.0}, "temperature"),
     ],
 )  # fmt: skip

@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[str, bytes, str | None, list[str]]] = {
     "prompt beyond the context": (COMPLETIONS, completion(prompt="word " * 5000), None, ["2048", "shorten"]),
     "chat beyond the context": (CHAT, chat(messages=[HELLO[0] | {"content": "word " * 5000}]), None, ["2048"]),
     "a megabyte of prompt": (COMPLETIONS, completion(prompt="x" * 2**20), None, ["2048", "shorten"]),
-    "max_tokens=0": (CHAT, chat(max_tokens=0), "max_tokens", ["0"]),
+    "max_tokens=-2": (CHAT, chat(max_tokens=-2), "max_tokens", ["-2"]),
     "max_tokens below 0": (COMPLETIONS, completion(max_tokens=-1), "max_tokens", ["-1"]),
     "NaN as JSON": (CHAT, raw("temperature", b"NaN"), None, ["NaN", "finite"]),
     "Infinity as JSON": (CHAT, raw("temperature", b"-Infinity"), None, ["Infinity", "finite"]),

@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -31,7 +33,7 @@ def free_port() -> int:
 
 
 def serve(role: str, *more: str, folder: str | None = None) -> Server:
-    connector = ("--kv-connector", "tcp", "--kv-connector.role", role, "--kv-connector.port", str(free_port()))
+    connector = ("--kv-role", role, "--kv-connector", "tcp", "--kv-connector.port", str(free_port()))
     environment = {**os.environ, "TMPDIR": folder} if folder else None
     return Server("tiny", "--dtype", "float64", *connector, *more, environment=environment)
 
@@ -64,13 +66,40 @@ def ask(client: openai.OpenAI, n: int) -> list[Any]:
     return [*found, reply.output_text]
 
 
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """They know of a folder, and nothing of each other."""
+    connector = ("--kv-connector", "file", "--kv-connector.path", str(tmp_path_factory.mktemp("pool")))
+    p, d = (Server("tiny", "--dtype", "float64", *connector) for _ in range(2))
+    yield p, d
+    assert p.stop() == 0, "".join(p.lines)
+    assert d.stop() == 0, "".join(d.lines)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way[-1])
 def test_answers_are_those_of_one_server(two: tuple[Server, Server], server: Server, way: tuple[str, ...]) -> None:
-    p, d = two
-    before = p.metrics()["prompt_tokens_total"]
+    divided(*two, server, way)
+
+
+def test_answers_by_a_pool_are_those_of_one_server(pooled: tuple[Server, Server], server: Server) -> None:
+    divided(*pooled, server, ())
+    assert pooled[1].metrics().get("kv_connector_events_total{connector=file,event=never_came}", 0) == 0
+
+
+@pytest.mark.parametrize("way", WAYS[1:], ids=lambda way: way[-1])
+def test_nobody_pushes_into_a_pool(pooled: tuple[Server, Server], way: tuple[str, ...]) -> None:
+    p, d = pooled
+    named = ("--prefill", p.address, "--decode", d.address, *way, "--port", "0")
+    refused = subprocess.run([sys.executable, "-m", "engine", "route", *named], capture_output=True, text=True)
+    assert refused.returncode and "its kv_connector is file" in refused.stderr and "in a pool" in refused.stderr
+
+
+def divided(p: Server, d: Server, server: Server, way: tuple[str, ...]) -> None:
+    """All that a router in front of these two answers is what one server answers, and no prompt is computed again."""
+    before, n = p.metrics()["prompt_tokens_total"], WAYS.index(way) if way else 9
     router = route(p, d, *way)
     try:
-        assert ask(router.client(), WAYS.index(way)) == ask(server.client(), WAYS.index(way))
+        assert ask(router.client(), n) == ask(server.client(), n)
         client = router.client()
         one = client.completions.create(
             model="tiny", prompt=LONG, max_tokens=2, extra_body={"cache_salt": f"cached {way}"}

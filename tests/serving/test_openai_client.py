@@ -157,7 +157,14 @@ def test_error_types(client: openai.OpenAI, server) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     with pytest.raises(openai.NotFoundError, match="no-such-model"):
         client.chat.completions.create(model="no-such-model", messages=messages)
-    for bad in ({"temperature": -1}, {"top_p": 0}, {"n": 0}, {"max_tokens": 0}, {"temperature": "warm"}, {"seed": "x"}):
+    for bad in (
+        {"temperature": -1},
+        {"top_p": 0},
+        {"n": 0},
+        {"max_tokens": -1},
+        {"temperature": "warm"},
+        {"seed": "x"},
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="tiny", messages=messages, **bad)
         assert caught.value.param == next(iter(bad)), caught.value.body

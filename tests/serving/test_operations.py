@@ -123,7 +123,7 @@ def test_request_ids(guarded: Server) -> None:
     assert answer.json()["id"].startswith("cmpl-job-17/a.b:c-")
     assert ask("again").json()["id"] != ask("again").json()["id"]
     assert ask("streamed", stream=True).headers["x-request-id"] == "streamed"
-    assert ask("refused", max_tokens=0).headers["x-request-id"] == "refused"
+    assert ask("refused", max_tokens=-1).headers["x-request-id"] == "refused"
     made = [ask(bad).headers["x-request-id"] for bad in (None, "", "x" * 129, "a b", "a;b", "<script>")]
     assert all(len(identity) == 32 for identity in made) and len(set(made)) == len(made)
     assert httpx.get(guarded.address + "/v1/models", headers={"X-Request-Id": "n"}).headers["x-request-id"] == "n"
@@ -177,7 +177,7 @@ def test_metrics_count_what_happened(server: Server) -> None:
     next(iter(stream))
     stream.close()
     with pytest.raises(openai.BadRequestError):
-        client.completions.create(model="tiny", prompt="Bad", max_tokens=0)
+        client.completions.create(model="tiny", prompt="Bad", max_tokens=-1)
     after = server.until_idle()
 
     def grown(name: str) -> float:

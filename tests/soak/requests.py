@@ -106,7 +106,7 @@ def bad_requests() -> list[Bad]:
         ("/v1/chat/completions", {**hello, "model": "another"}),
         ("/v1/chat/completions", {**hello, "response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}),
         ("/v1/responses", {"input": "x", "previous_response_id": "resp_none"}),
-        ("/v1/messages", {**hello, "max_tokens": 0}),
+        ("/v1/messages", {**hello, "max_tokens": -1}),
         ("/tokenize", {}),
         ("/detokenize", {"tokens": [-1]}),
     ]

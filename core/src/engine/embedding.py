@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from engine.frontend.input_processor import TextPrompt as TextPrompt
     from engine.frontend.input_processor import as_prompts as as_prompts
     from engine.frontend.input_processor import check_truncation as check_truncation
+    from engine.frontend.input_processor import parse_prompt as parse_prompt
     from engine.frontend.launch import Launch as Launch
     from engine.frontend.launch import launch as launch
     from engine.frontend.process_client import LoopListener as LoopListener
@@ -68,7 +69,9 @@ NAMES = {
     "frontend.launch": ("Launch", "launch"),
     "frontend.statistics": ("RequestObserver",),
     # requests, before they are sent
-    "frontend.input_processor": ("InputProcessor", "Prompt", "TextPrompt", "as_prompts", "check_truncation"),
+    "frontend.input_processor": (
+        *("InputProcessor", "Prompt", "TextPrompt", "as_prompts", "check_truncation", "parse_prompt"),
+    ),
     "frontend.request_checks": ("ConstraintCheck", "check_task"),
     # several processes in front of several cores
     "frontend.assemble": ("Attached", "broken_plugins", "capacity", "longest", "start_cores"),

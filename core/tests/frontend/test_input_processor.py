@@ -139,7 +139,7 @@ def test_lengths(inputs: InputProcessor) -> None:
         ("Ж", {}, "tokenizer gives the id 1046"),
         ("\ud800", {}, "no valid Unicode"),
         ("a", {"temperature": math.nan}, "temperature=nan"),
-        ("a", {"max_tokens": 0}, "max_tokens=0"),
+        ("a", {"max_tokens": -1}, "max_tokens=-1"),
         ("a", {"stop_token_ids": [1000]}, r"stop_token_ids=\[1000\]"),
         ("a", {"n": 0}, "n=0"),
         ("a", {"stop": [""]}, "empty stop string"),

@@ -30,7 +30,7 @@ from engine.types.errors import (
     UnfitDriverError,
     UnsupportedModelError,
 )
-from engine.types.model import KVSpec, ModelDescription
+from engine.types.model import EncoderForm, KVSpec, ModelDescription
 from engine.types.parallel import Parallel
 from engine.types.start import CoreStart
 from engine_reference.attention_torch import card as attention_card
@@ -261,17 +261,22 @@ def test_attention_needs() -> None:
     assert by_kind(needs) == {"full": (needs[0], needs[3]), "sliding": (needs[1],)}
 
 
-def test_a_kind_that_no_runner_computes_is_refused_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = KVSpec(kind="cross", num_kv_heads=2, head_size=64)
+def test_an_encoder_whose_input_is_no_steps_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Llama.describe
 
     def mixed(config: dict[str, Any]) -> ModelDescription:
+        cross = KVSpec(kind="cross", num_kv_heads=2, head_size=64, layer=0)
         model = plain(config)
-        return msgspec.structs.replace(model, kv_specs=(*model.kv_specs[:-1], spec))
+        form = EncoderForm(max_tokens=100)
+        return msgspec.structs.replace(model, kv_specs=(*model.kv_specs, cross), encoder=form)
 
     monkeypatch.setattr(Llama, "describe", mixed)
-    with pytest.raises(UnsupportedModelError, match="layer 1 is of kind 'cross'.*full, sliding, mla, state, encoder"):
-        launch(EngineConfig(model=folder, dtype="float32"))
+    found = launch(EngineConfig(model=folder, dtype="float32", max_num_batched_tokens=101)).start.worker
+    cross = found.layout.groups[-1]
+    assert (cross.kind, cross.table, cross.layer_bytes) == ("cross", None, 2 * 2 * 64 * 4 * 16)
+    assert len(found.layout.tables) == 1 and found.layout.tables[0].kind == "full"
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=100 .*up to 100 tokens.*set .* to 101 or more"):
+        launch(EngineConfig(model=folder, dtype="float32", max_num_batched_tokens=100))
 
 
 def test_the_caches_element_type(folder: Path) -> None:

@@ -263,3 +263,19 @@ def test_beam_search_is_bounded_by_the_model_and_refuses_nonsense(llm: LLM) -> N
     with pytest.raises(InvalidRequestError, match="SamplingParams"):
         llm.beam_search("x", SamplingParams())  # type: ignore[arg-type]
     assert llm.beam_search([], BeamSearchParams(beam_width=3, max_tokens=2)) == []
+
+
+def test_no_tokens_at_all(llm: LLM) -> None:
+    """The prompt is computed, however much else is asked; what comes of it is nothing, and who asks next finds it."""
+    prompt = "Warm me up before you go, or else I am cold and slow. " * 2
+    asked = [
+        SamplingParams(max_tokens=0, n=2, best_of=3, logprobs=1, stop=["x"]),
+        SamplingParams(max_tokens=0, detokenize=False, prompt_logprobs=0),
+    ]
+    for output in llm.generate([prompt] * 2, asked, use_tqdm=False):
+        assert output.finished and output.error is None
+        for completion in output.outputs:
+            assert (completion.text, completion.token_ids, completion.finish_reason) == ("", [], "length")
+    (after,) = llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert after.num_cached_tokens == len(after.prompt_token_ids) - 1 and len(after.outputs[0].token_ids) == 1
+    assert llm.llm_engine.stats().pages_used == 0

@@ -17,6 +17,7 @@ def check_outcome(core: EngineCore, request: Planned, outcome: Outcome) -> None:
         request.params,
         list(request.eos),
         core.scheduler.max_model_len,
+        request.encoder,
     )
     if outcome.finish_reason == "abort":
         assert request.aborted is not None

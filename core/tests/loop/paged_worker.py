@@ -5,6 +5,7 @@ of the step at its place in the token's page, beside those of the other groups o
 cells that it sees, found through the block table, into its state, which the next layer's cells depend on. So each cell
 depends on the whole prefix, and a wrong block table, a page reused too early, a stale cell, or a lost or doubled token
 changes the tokens that come out.
+What an encoder reads for a request is added to each of its cells.
 `alone` computes the same function without pages.
 """
 
@@ -28,6 +29,7 @@ from engine.process import wire
 from engine.types.kv import KVLayout
 from engine.types.params import SamplingParams
 from engine.types.plan import LogprobRows, Masks, StepPlan, StepResult
+from engine.types.request import EncoderInput
 from engine.types.start import WorkerReady, WorkerStart
 from engine_kit.kv_canary import CANARY
 from engine_kit.ranks import call_worker
@@ -74,12 +76,18 @@ def logprob_entry(token: int, k: int) -> tuple[float, int, list[int], list[float
     return -float(token) / 4, token + 1, [(token + i) % VOCAB for i in range(k)], [-float(i) for i in range(k)]
 
 
+def hears(encoder: EncoderInput | None) -> np.uint64:
+    """What all of a request's tokens take from its encoder's input."""
+    return np.uint64(0) if encoder is None else fold(np.uint64(1), encoder.data.astype(np.uint64))[-1]
+
+
 def alone(
     layout: KVLayout,
     prompt: list[int],
     params: SamplingParams,
     eos: list[int],
     max_model_len: int,
+    encoder: EncoderInput | None = None,
 ) -> tuple[list[int], str]:
     """The tokens that a request gets by itself, and why it ends."""
     tokens = list(prompt)
@@ -89,7 +97,7 @@ def alone(
         matcher = make_grammar().compile(params.structured_outputs, eos)
     while True:
         positions = np.arange(len(tokens))
-        x = mix(np.array(tokens, np.uint64), positions)
+        x = mix(np.array(tokens, np.uint64), positions) + hears(encoder)
         for g, group in enumerate(layout.groups):
             cells = mix(mix(x, positions), g)
             if group.kind == "state":
@@ -195,6 +203,7 @@ class PagedWorker:
         for connector in self.connectors.values():
             connector.register(torch.from_numpy(self.cells.view(np.uint8)))
         self.new_slot = [None] * slots
+        self.heard = np.zeros(slots, np.uint64)
         self.max_num_batched_tokens = message.max_num_batched_tokens
         self.num_steps = self.num_copies = self.num_given = 0
         self._states: dict[int, np.ndarray] = {}
@@ -233,7 +242,7 @@ class PagedWorker:
         positions = np.arange(ends[-1]) - (ends - plan.num_tokens)[rows] + plan.num_computed[rows]
         ids = self.tokens[slots, positions]
         assert (ids >= 0).all(), "a token is computed that nobody has placed"
-        x = mix(ids.astype(np.uint64), positions)
+        x = mix(ids.astype(np.uint64), positions) + self.heard[slots]
         for g, group in enumerate(self.layout.groups):
             size = group.tokens_per_block
             pages, first = self.block_tables[group.table][slots, positions // size], self.first[g]
@@ -310,7 +319,9 @@ class PagedWorker:
             prompt = new.token_ids[: new.num_prompt_tokens].tolist()
             if new.request_id not in self._truths:
                 stops = new.stop_token_ids.tolist()
-                self._truths[new.request_id], _ = alone(self.layout, prompt, new.params, stops, self.max_model_len)
+                self._truths[new.request_id], _ = alone(
+                    self.layout, prompt, new.params, stops, self.max_model_len, new.encoder
+                )
             drafts = self.propose(self._truths[new.request_id], self.tokens[slot, len(prompt) : at].tolist(), k)
             assert (self.tokens[slot, at : at + k] == -1).all(), "drafts are put over tokens"
             found[row] = len(drafts)
@@ -371,7 +382,8 @@ class PagedWorker:
         self.num_steps += 1
         assert plan.step_id == self.num_steps
         assert (plan.num_rows > 0 or plan.sections) and (plan.num_tokens > 0).all()
-        assert plan.total_tokens <= self.max_num_batched_tokens
+        encoded = sum(new.encoder.num_tokens for new in plan.new_slots if new.encoder is not None)
+        assert plan.total_tokens + encoded <= self.max_num_batched_tokens
         assert np.unique(plan.slot_of_row).size == plan.num_rows, "a slot has two rows"
         d = plan.num_decodes
         assert (plan.num_tokens[:d] == 1).all() and plan.samples[:d].all()
@@ -394,6 +406,7 @@ class PagedWorker:
         for new in plan.new_slots:
             assert self.new_slot[new.slot] is None, "a slot is entered that nobody has left"
             self.new_slot[new.slot] = new
+            self.heard[new.slot] = hears(new.encoder)
             self.tokens[new.slot] = -1
             self.tokens[new.slot, : new.token_ids.size] = new.token_ids
             for table in self.block_tables:

@@ -16,13 +16,14 @@ import random
 from dataclasses import dataclass, field, replace
 
 import msgspec
+import numpy as np
 from hypothesis import strategies as st
 from toy_store import ToyOptions
 
 from engine.loop.engine_core import EngineCore
 from engine.types.outputs import CoreOutput, TokenLogprobs
 from engine.types.params import SamplingParams
-from engine.types.request import EngineRequest
+from engine.types.request import EncoderInput, EngineRequest
 from engine.types.retention import KVRetention
 
 
@@ -74,6 +75,7 @@ class Planned:
         aborted: the step before which it is aborted, or None.
         timeout: steps that it may take, or None.
         retention: what becomes of its pages.
+        encoder: what an encoder reads for it.
     """
 
     request_id: str
@@ -88,6 +90,7 @@ class Planned:
     host_tokens: bool = False
     timeout: int | None = None
     retention: tuple[KVRetention, ...] = ()
+    encoder: EncoderInput | None = None
 
     def to_request(self) -> EngineRequest:
         """As the core takes it."""
@@ -103,6 +106,7 @@ class Planned:
             priority=self.priority,
             timeout=self.timeout,
             kv_retention=self.retention,
+            encoder=self.encoder,
         )
 
 
@@ -151,6 +155,7 @@ def schedules(
     max_requests: int = 10,
     drafters: tuple[str, ...] = ("",),
     crowded: bool = False,
+    encoders: bool = False,
 ) -> Schedule:
     """Requests whose prompts share prefixes, some with salts, some siblings, some aborted; caches from too small for
     one request to roomy; budgets from one token.
@@ -163,12 +168,16 @@ def schedules(
         max_model_len: of the core. max_requests: siblings count as one.
         drafters: kinds to choose from.
         crowded: many requests that come early, and pages for one or two of them: most examples preempt.
+        encoders: every request has an input to the encoder, one of few; a step has room for the longest.
     """
     rng = random.Random(draw(st.integers(0, 2**32)))
     most = draw(st.integers(3 if crowded else 1, max_requests))
     requests = _requests(rng, vocab, max_model_len, rng.randint((most + 1) // 2, most))
     if crowded:
         requests = tuple(_that_grows(rng, request) for request in requests)
+    if encoders:
+        inputs = [encoder_input([rng.randrange(9) for _ in range(rng.randint(1, 9))]) for _ in range(3)]
+        requests = tuple(replace(request, encoder=rng.choice(inputs)) for request in requests)
     lengths = [min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests]
     longest, total = max(lengths), sum(lengths)
     tight = -(-longest // tokens_per_page)
@@ -187,7 +196,7 @@ def schedules(
         settings=Settings(
             num_pages=1 + pages,
             max_num_seqs=rng.randint(3, 6) if crowded else rng.randint(1, 6),
-            max_num_batched_tokens=rng.choice([1, 2, 3, 5, 7, 8, 16, 33, 64]),
+            max_num_batched_tokens=rng.choice([10, 11, 16, 33, 64] if encoders else [1, 2, 3, 5, 7, 8, 16, 33, 64]),
             max_model_len=max_model_len,
             in_flight=rng.choice([1, 2, 2, 2, 3]),
             enable_prefix_caching=rng.random() < 0.8,
@@ -202,6 +211,11 @@ def schedules(
         ),
         requests=requests,
     )
+
+
+def encoder_input(ids: list[int]) -> EncoderInput:
+    """Of so many tokens; the same ids have the same key."""
+    return EncoderInput(key=str(ids), num_tokens=len(ids), data=np.array(ids, np.int32))
 
 
 def _requests(rng: random.Random, vocab: int, max_model_len: int, count: int) -> tuple[Planned, ...]:

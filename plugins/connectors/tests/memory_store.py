@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.interfaces.context import SystemClock
 from engine.interfaces.kv_connector import Pages
 from engine.types.kv import KVLayout, KVTable
 from engine.types.parallel import Parallel
@@ -84,7 +85,8 @@ def core_context(*windows: int | None, parallel: Parallel | None = None, **more:
         for index, window in enumerate(windows)
     )
     layout = KVLayout(block_size=BLOCK, page_bytes=64, tables=tables, groups=())
-    return SimpleNamespace(identity=b"me", layout=layout, parallel=parallel or Parallel(), **more)
+    more = {"identity": b"me", "parallel": parallel or Parallel(), "clock": SystemClock(), **more}
+    return SimpleNamespace(layout=layout, **more)
 
 
 def pages_of(*pages: Sequence[int], first: int = 0) -> list[Pages]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import BLOCK, MemoryStore, Request, core_context, pages_of
 
-from engine.interfaces.kv_connector import LATER, Found, Transferred
+from engine.interfaces.kv_connector import LATER, Found, Held, Transferred
 from engine.types.parallel import Parallel
 from engine_connectors.pages import page_key
-from engine_connectors.store_scheduler import StoreScheduler
+from engine_connectors.store_scheduler import ASK_AGAIN_SECONDS, PATIENCE_SECONDS, StoreScheduler
 from engine_connectors.store_worker import StoreWorker
 
 PAGE_BYTES = 64
 
 
+class Hands:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class Engine:
     """A scheduler half, its ranks and their pools of 40 pages, without anything that computes."""
 
-    def __init__(self, *stores: MemoryStore, waits: bool = False, buffer: int = 1 << 20) -> None:
-        context = core_context(None, parallel=Parallel(tp=len(stores)))
+    def __init__(self, *stores: MemoryStore, waits: bool = False, buffer: int = 1 << 20, **more: Any) -> None:
+        context = core_context(None, parallel=Parallel(tp=len(stores)), **more)
         self.core = StoreScheduler(context, stores[0], waits=waits)
         self.pools = [torch.randint(0, 256, (40, PAGE_BYTES), dtype=torch.uint8) for _ in stores]
         self.workers = [StoreWorker(store, 2, buffer) for store in stores]
@@ -260,3 +271,74 @@ def test_the_longest_prefix_that_all_tables_have(seed: int) -> None:
     core = StoreScheduler(core_context(*windows), store, waits=False)
     found = core.lookup(request, first * BLOCK)
     assert (0 if found is None else found.num_tokens) == (best - first) * BLOCK
+
+
+TOLD = {"do_remote_prefill": True, "do_remote_decode": False, "pool": True, "num_tokens": 20, "identity": b"me".hex()}
+
+
+def going_on(**more: Any) -> Request:
+    request = Request("b", 22)
+    request.kv_transfer = {**TOLD, **more}
+    return request
+
+
+def test_who_computes_for_another_tells_what_is_there() -> None:
+    one, request = Engine(MemoryStore()), Request("a", 22)
+    request.kv_transfer = {"do_remote_decode": True, "do_remote_prefill": False}
+    assert one.core.finished(request, pages_of([1, 2, 3, 4, 5, 6])) == Held(TOLD)
+    short = Request("c", 3)
+    short.kv_transfer = request.kv_transfer
+    assert one.core.finished(short, pages_of([1])) == Held(), "no whole block"
+    assert one.core.finished(Request("d", 22), pages_of([1, 2, 3, 4, 5, 6])) == Held()
+    one.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_prompt_waits_for_blocks_that_are_still_written(waits: bool) -> None:
+    """As long as more of it comes; then what is missing is computed."""
+    store, clock = MemoryStore(), Hands()
+    first, second = Engine(store), Engine(store, waits=waits, clock=clock)
+    request, whole = going_on(), Request("a", 22)
+
+    def asked() -> Found | None:
+        """What is found when the time to ask again has come, and the store has answered."""
+        clock.now += ASK_AGAIN_SECONDS
+        found = second.core.lookup(request, 0)
+        if waits and (asking := second.core._asked.get("b")) is not None:
+            asking.result(20)
+            found = second.core.lookup(request, 0)
+        return found
+
+    assert asked() == LATER, "nothing has come"
+    for blocks in (2, 4):
+        clock.now += 0.9 * PATIENCE_SECONDS
+        first.core.computed(whole, pages_of(list(range(1, 1 + blocks))), blocks * BLOCK)
+        first.step()
+        wait_for(lambda blocks=blocks: len(store.kept) == blocks)
+        assert asked() == LATER, "more has come"
+    clock.now += PATIENCE_SECONDS
+    assert asked() == Found(16, asynchronous=True) == second.core.lookup(request, 0)
+    assert second.core.counts()["never_came"] == 1
+    second.core.aborted("b")
+    first.core.computed(whole, pages_of(list(range(1, 6))), 20)
+    first.step()
+    wait_for(lambda: len(store.kept) == 5)
+    assert asked() == Found(20, asynchronous=True), "all of it is there"
+    for engine in (first, second):
+        engine.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    "more", [{"identity": "aa"}, {"num_tokens": 3}, {"num_tokens": "x"}, {"pool": None}, {"do_remote_prefill": False}]
+)
+def test_a_prompt_that_cannot_come_does_not_wait(more: dict[str, Any]) -> None:
+    one = Engine(MemoryStore())
+    assert one.core.lookup(going_on(**more), 0) is None
+    one.close()

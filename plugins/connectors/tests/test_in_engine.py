@@ -190,3 +190,54 @@ def test_retained_pages_that_had_to_leave_come_back(tmp_path: Path, expected: li
         (again,) = llm.generate(PROMPTS[:1], PARAMS[0], use_tqdm=False)
         assert again.outputs[0].token_ids == expected[0]
         assert prompt_sources(llm.llm_engine.stats())["file"] >= before + 4 * (retained - 3)
+
+
+def test_a_conversation_is_brought_back_before_its_next_turn(tmp_path: Path) -> None:
+    """It went to the store for want of pages. A request for no tokens loads it, and the next turn finds it."""
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    settings = SETTINGS | {"num_kv_pages": 1 + 32}
+    with LLM(**settings) as alone:
+        (first,) = alone.generate([BEGIN], greedy, use_tqdm=False)
+        said = [*first.prompt_token_ids, *first.outputs[0].token_ids]
+        (expected,) = alone.generate([[*said, 65, 66, 67]], greedy, use_tqdm=False)
+    with LLM(**settings, kv_connector="file", options={"kv_connector": {"path": str(tmp_path)}}) as llm:
+        llm.generate([BEGIN], greedy, use_tqdm=False)
+        llm.generate([[7, 8, 9, 10] * 31], greedy, use_tqdm=False)
+        before = prompt_sources(llm.llm_engine.stats())
+        prompt: Any = {"prompt_token_ids": said, "kv_retention": {"ttl": 60}}
+        (warm,) = llm.generate([prompt], SamplingParams(max_tokens=0), use_tqdm=False)
+        stats = llm.llm_engine.stats()
+        loaded = prompt_sources(stats)["file"] - before["file"]
+        assert (warm.outputs[0].token_ids, warm.outputs[0].finish_reason) == ([], "length")
+        assert warm.num_cached_tokens == loaded >= len(said) - 5 and stats.pages_used == 0
+        assert dict(stats.retained_pages)["0"] >= loaded // 4
+        (again,) = llm.generate([[*said, 65, 66, 67]], greedy, use_tqdm=False)
+        assert again.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert again.num_cached_tokens >= len(said) - 5
+        assert prompt_sources(llm.llm_engine.stats())["file"] == before["file"] + loaded, "it was on the device"
+
+
+def divided(p: LLM, d: LLM) -> list[list[int]]:
+    """Tokens of prompts that the first engine has computed when the second, which asks at once, goes on from there."""
+    ask = {"do_remote_decode": True, "do_remote_prefill": False}
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    outputs = p.generate([{"prompt": text, "kv_transfer": ask} for text in PROMPTS], one, use_tqdm=False)
+    told = [output.kv_transfer for output in outputs]
+    asked = [{"prompt": text, "kv_transfer": params} for text, params in zip(PROMPTS, told, strict=True)]
+    found: list[Any] = []
+    going = threading.Thread(target=lambda: found.extend(d.generate(asked, PARAMS, use_tqdm=False)))
+    going.start()
+    p.llm_engine.step()  # the last blocks are written; a server goes on stepping by itself
+    going.join(60)
+    for output in found:
+        assert output.num_cached_tokens == (len(output.prompt_token_ids) - 1) // 4 * 4, "it was computed again"
+    assert d.llm_engine.stats().pages_used == p.llm_engine.stats().pages_used == 0
+    return [output.outputs[0].token_ids for output in found]
+
+
+def test_one_engine_computes_a_prompt_and_another_goes_on_by_the_folder(
+    tmp_path: Path, expected: list[list[int]], spy: Spy
+) -> None:
+    with with_files(tmp_path) as p, with_files(tmp_path) as d:
+        assert divided(p, d) == expected
+    assert not spy.lost

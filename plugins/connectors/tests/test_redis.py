@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from redis_server import Process, command
+from test_in_engine import SETTINGS, divided, tokens
 
+from engine import LLM
 from engine.types.errors import ConfigError
 
 redis = pytest.importorskip("redis", reason="the client library redis is not installed")
@@ -148,3 +150,14 @@ def test_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_that_is_none() -> None:
     with pytest.raises(ConfigError, match="give an address like"):
         Server(RedisOptions(url="localhost"))
+
+
+def test_one_engine_computes_a_prompt_and_another_goes_on_by_the_server(server: Process) -> None:
+    options = {"kv_connector": {"url": server.url}}
+    with LLM(**SETTINGS) as alone:
+        expected = tokens(alone)
+    with (
+        LLM(**SETTINGS, kv_connector="redis", options=options) as p,
+        LLM(**SETTINGS, kv_connector="redis", options=options) as d,
+    ):
+        assert divided(p, d) == expected

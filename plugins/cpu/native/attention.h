@@ -56,6 +56,8 @@ struct AttentionForward {
     const float* sinks;                    // [heads * group], or null
     const float* slopes;                   // [heads * group], or null; null where there are trees
     const std::uint64_t* hidden = nullptr;  // [tokens], or null: trees of drafts
+    const float* biases = nullptr;          // [heads * group, 2 * span + 1], or null; null where there are trees
+    std::int64_t span = 0;
 };
 
 // Stores at slots `destination` [count] what is stored at slots `source` [count]; all is read before any is written.

@@ -33,12 +33,13 @@ public:
                  std::uintptr_t lse, std::uintptr_t query_start_loc, std::uintptr_t block_table,
                  std::size_t table_stride, std::uintptr_t kv_index, std::size_t rows, std::size_t tokens,
                  const PagedCache& cache, float scale, float soft_cap, std::int64_t window, std::uintptr_t sinks,
-                 std::uintptr_t slopes, std::uintptr_t hidden) {
+                 std::uintptr_t slopes, std::uintptr_t hidden, std::uintptr_t biases, std::int64_t span) {
         const AttentionForward arguments{
             static_cast<DType>(dtype), at(q), q_stride, q_head_stride, at(out), at<float>(lse),
             at<const std::int32_t>(query_start_loc), at<const std::int32_t>(block_table), table_stride,
             at<const std::int64_t>(kv_index), rows, tokens, group_, cache, scale, soft_cap, window,
-            at<const float>(sinks), at<const float>(slopes), at<const std::uint64_t>(hidden)};
+            at<const float>(sinks), at<const float>(slopes), at<const std::uint64_t>(hidden), at<const float>(biases),
+            span};
         tape::run("attention", [kernel = kernels_.attention, arguments, scratch = &scratch_, threads = threads_] {
             AttentionForward now = arguments;
             now.rows = tape::rows(now.rows);
@@ -75,7 +76,8 @@ void bind_attention(nb::module_& m) {
         .def("write", &Attention::write, unlocked())
         .def("forward", &Attention::forward, "dtype"_a, "q"_a, "q_stride"_a, "q_head_stride"_a, "out"_a, "lse"_a,
              "query_start_loc"_a, "block_table"_a, "table_stride"_a, "kv_index"_a, "rows"_a, "tokens"_a, "cache"_a,
-             "scale"_a, "soft_cap"_a, "window"_a, "sinks"_a, "slopes"_a, "hidden"_a = 0, unlocked())
+             "scale"_a, "soft_cap"_a, "window"_a, "sinks"_a, "slopes"_a, "hidden"_a = 0,
+             "biases"_a = 0, "span"_a = 0, unlocked())
         .def_static("move", &Attention::move, unlocked());
 }
 

@@ -142,3 +142,38 @@ ORACLES = {
 }
 """Whose class computes the same, where transformers has none of the name; None: `test_encoders.py` and
 `test_llama_shaped.py` have the formulas."""
+
+_STACKS = {
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 40,
+    "encoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "scale_embedding": True,
+    "decoder_start_token_id": 2,
+}
+_T5 = {
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_decoder_layers": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "n_positions": 64,
+    "decoder_start_token_id": 0,
+}
+READS_SOUND: dict[str, dict[str, Any]] = {
+    "WhisperForConditionalGeneration": {
+        "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 40, "encoder_ffn_dim": 48,
+        "encoder_attention_heads": 4, "num_mel_bins": 6, "max_source_positions": 7, "max_target_positions": 40,
+        "decoder_start_token_id": 2,
+    }
+}  # fmt: skip
+"""The same of those whose encoder reads sound: `test_whisper.py` has their tests."""
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "BartForConditionalGeneration": _STACKS,
+    "MBartForConditionalGeneration": _STACKS,
+    "MarianMTModel": {**_STACKS, "activation_function": "swish"},
+    "T5ForConditionalGeneration": _T5,
+    "MT5ForConditionalGeneration": {**_T5, "feed_forward_proj": "gated-gelu"},
+}
+"""The same of encoder-decoder models: `test_encoder_decoders.py` has their tests."""

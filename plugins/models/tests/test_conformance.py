@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 
-from model_table import ENCODERS, ORACLES, POOLED, TABLE, WITH_STATES, WITHOUT_ORACLE
+from model_table import ENCODER_DECODERS, ENCODERS, ORACLES, POOLED, READS_SOUND, TABLE, WITH_STATES, WITHOUT_ORACLE
 
-from engine_sdk.conformance import EncoderModelConformance, ModelConformance
+from engine_sdk.conformance import EncoderDecoderConformance, EncoderModelConformance, ModelConformance
 
 QUICK = (
     r"^(?!test_(card_is_light|dtypes|padding|weights_are_cast|a_missing_tensor|a_tensor_of_another_form"
@@ -18,9 +18,15 @@ QUICK = (
 """What all models have from the same loader and layers is tried quickly with one of them, and with all by
 `make test-all`."""
 
-for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **POOLED, **ENCODERS}.items():
-    suite = EncoderModelConformance if architecture in ENCODERS else ModelConformance
+OPTIONAL = ("final_logits_bias",)
+"""What checkpoints of encoder-decoder models need not have."""
+
+ENCODE = {**ENCODER_DECODERS, **READS_SOUND}
+SUITES = {**dict.fromkeys(ENCODE, EncoderDecoderConformance), **dict.fromkeys(ENCODERS, EncoderModelConformance)}
+for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **POOLED, **ENCODERS, **ENCODE}.items():
     words = {"driver": architecture, "config": config}
     words |= {} if architecture == "GemmaForCausalLM" else {"quick": QUICK}
     words |= {"oracle": ORACLES[architecture]} if architecture in ORACLES else {}
+    words |= {} if architecture not in ENCODE else {"unused": OPTIONAL}
+    suite = SUITES.get(architecture, ModelConformance)
     globals()[f"Test{architecture}"] = type(f"Test{architecture}", (suite,), words)

@@ -35,6 +35,7 @@ class Fake:
         self.go = asyncio.Event()
         self.go.set()
         self.port: int | None = None
+        self.connector: tuple[str | None, dict[str, Any]] = ("tcp", {"host": "h", "port": 7})
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port or 0)
@@ -69,7 +70,9 @@ class Fake:
             writer.write(_whole(200, text, "text/plain"))
             return True
         if path == "/server_info":
-            writer.write(_whole(200, {"settings": {"options": {"kv_connector": {"host": "h", "port": 7}}}}))
+            driver, options = self.connector
+            settings = {"points": {"kv_connector": driver} if driver else {}, "options": {"kv_connector": options}}
+            writer.write(_whole(200, {"settings": settings}))
             return True
         data = json.loads(body) if body else {}
         self.paths.append(f"{method} {path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from test_balance import until
 
 from engine.types.errors import ConfigError
 from engine_router.config import read_config
+from engine_router.run import Router
 
 PATHS = {
     "/v1/completions": ({"prompt": "hello", "max_tokens": 9, "n": 2, "logprobs": 1}, "max_tokens"),
@@ -169,3 +171,30 @@ async def test_at_once_where_nobody_computes(way):
         counted = whole_requests((await client.get("/metrics")).text)
     assert d.asked[1] == body
     assert counted == {"push_failed": 1}
+
+
+@pytest.mark.parametrize(("way", "asked"), [({"order": "decode-first"}, "d"), ({"overlap": True}, "p")])
+@pytest.mark.parametrize("connector", [("file", {"path": "/p"}), ("tcp", {}), (None, {})])
+async def test_at_once_through_a_pool_is_refused_with_the_reason(way, asked, connector):
+    p, d = Fake("p"), Fake("d")
+    (p if asked == "p" else d).connector = connector
+    for one in (p, d):
+        await one.start()
+    given = merged(prefill=(p.url,), decode=(d.url,), **way)
+    router = Router(read_config(given), given)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ConfigError, match="in a pool") as caught:
+        await router.run(listener)
+    assert (p if asked == "p" else d).url in str(caught.value) and str(connector[0] or "no KV") in str(caught.value)
+    for one in (p, d):
+        await one.stop()
+
+
+@pytest.mark.parametrize("connector", [("file", {"path": "/p"}), ("redis", {})])
+async def test_a_server_that_turns_out_to_have_a_pool_computes_the_prompt_itself(connector):
+    """It was not there when the router started."""
+    p, d = Fake("p"), Fake("d")
+    d.connector = connector
+    async with routed(d, prefill=(p,), order="decode-first") as client:
+        answer = await client.post("/v1/completions", json={"prompt": "x"})
+        counted = whole_requests((await client.get("/metrics")).text)
+    assert answer.json()["from"] == "d" and p.asked == [] and counted == {"no_place": 1}

@@ -7,8 +7,10 @@ import pytest
 from engine.config.declaration import EngineSettings
 from engine.config.settings import EngineConfig
 from engine.config.sources import Key, gather, resolve
+from engine.frontend.launch import launch
 from engine.plugin.points import POINTS
-from engine.types.errors import ConfigError
+from engine.types.errors import ConfigError, OptionsError
+from engine_server.commands import give_role
 from engine_server.config import ServerConfig
 from engine_server.settings import ServerSettings
 
@@ -91,3 +93,32 @@ def test_an_engine_takes_no_setting_of_the_server():
 def test_the_service_links_of_kubernetes_are_no_settings():
     merged = gather({}, None, {"ENGINE_PORT": "tcp://10.0.0.7:8000", "ENGINE_PORT_8000_TCP": "tcp://10.0.0.7:8000"})
     assert merged.values == {} and "service link" in merged.warnings[0]
+
+
+def test_the_role_is_the_connectors_option():
+    merged = gather({"kv_connector": "tcp", "kv_role": "prefill"}, None, {})
+    give_role(merged)
+    assert EngineConfig.from_merged(merged).options == {"kv_connector": {"role": "prefill"}}
+    assert ServerConfig.from_merged(merged).kv_role == "prefill"
+    plain = gather({"kv_connector": "tcp"}, None, {})
+    give_role(plain)
+    assert EngineConfig.from_merged(plain).options == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, "set kv_role to 'decode'; no connector is named"),
+        ({"kv_connector": "tcp", "kv_connector.role": "prefill"}, "set kv_role to 'decode'; .*role is 'prefill'"),
+    ],
+)
+def test_a_role_that_nobody_can_have(more, says):
+    with pytest.raises(ConfigError, match=says):
+        give_role(gather({"kv_role": "decode", **more}, None, {}))
+
+
+def test_a_role_of_a_connector_that_has_none():
+    merged = gather({"model": "tiny", "kv_connector": "file", "kv_role": "decode"}, None, {})
+    give_role(merged)
+    with pytest.raises(OptionsError, match=r"kv_connector\.role to 'decode'; .*'file'.* has no such option"):
+        launch(EngineConfig.from_merged(merged))

@@ -293,6 +293,38 @@ class SlopesToOneSide(Plain):
         return super().sloped(scores, distance.masked_fill(late, 0), layer)
 
 
+class NoRelativeBias(Plain):
+    """relative biases ignored"""
+
+    def biased(self, scores: torch.Tensor, ahead: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        return scores
+
+
+class BiasMirrored(Plain):
+    """keys ahead of a query get the relative bias of those behind it, in layers that see them"""
+
+    def biased(self, scores: torch.Tensor, ahead: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        return super().biased(scores, -ahead.abs(), layer)
+
+
+class BiasEnds(Plain):
+    """keys farther away than relative biases reach get none"""
+
+    def biased(self, scores: torch.Tensor, ahead: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        found, table = super().biased(scores, ahead, layer), layer.relative_bias
+        return found if table is None else torch.where(ahead.abs() > table.shape[1] // 2, scores, found)
+
+
+class CrossIsCausal(Plain):
+    """over an encoder, a row's queries see its last keys as if they were their own"""
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        first, last = batch.query_start_loc_host[row : row + 2].tolist()
+        same = last - first > 1 and bool((batch.kv_index[first:last] == batch.kv_index[first]).all())
+        index = super().place(batch, row, token)
+        return max(0, index - (last - 1 - token)) if same and index > 0 else index
+
+
 class KeepsTwoBits(Plain):
     """an fp8 cache in which a value keeps two bits after the point (e5m2) instead of three"""
 
@@ -456,7 +488,8 @@ MUTANTS = [
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
     WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks,
-    NoSlopes, SlopesToOneSide, KeepsTwoBits, ReadsInOrder, SeesSiblings, ParentOffByOne, ForgetsTheFurthestNode,
+    NoSlopes, SlopesToOneSide, NoRelativeBias, BiasMirrored, BiasEnds, CrossIsCausal,
+    KeepsTwoBits, ReadsInOrder, SeesSiblings, ParentOffByOne, ForgetsTheFurthestNode,
     WindowCountsSiblings, SlopesCountSiblings, MovesInTurn, MovesKeysAlone, LooksBesideTheRow, ServesEverything,
     Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip

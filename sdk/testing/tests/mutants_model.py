@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+from broken_encoder_decoders import ENCODER_DECODERS
 from broken_encoders import ENCODERS
 from broken_model_cards import CARDS, Sound
 from broken_stranger_cards import GPT2_CARDS, MIXTRAL_CARDS
@@ -20,7 +21,7 @@ from engine.modeling import LMHead
 from engine.types.errors import CheckpointError
 from engine.types.parallel import Stage
 from engine_reference.models.llama import LlamaModel
-from engine_sdk.conformance import EncoderModelConformance, ModelConformance
+from engine_sdk.conformance import EncoderDecoderConformance, EncoderModelConformance, ModelConformance
 
 
 class Instead:
@@ -495,6 +496,15 @@ class Encoders(EncoderModelConformance):
     test_computes_through_operations_alone = None
 
 
+class EncoderDecoders(EncoderDecoderConformance):
+    """Two small stacks."""
+
+    unused = ("final_logits_bias",)
+    config: ClassVar[dict[str, Any]] = {
+        "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 40, "decoder_start_token_id": 2,
+    }  # fmt: skip
+
+
 PLAIN = [
     SeesOneMore, MixesWithTheStep, RotatesNeighbours, CountsForItself, NoPositions, ShortTable, ForgetsResidual,
     WrongEps, SwapsGateAndUp, HeadsInTurn, ValuesBackwards, NoRoot, RepeatsHeads, SecondLayerForBoth,
@@ -506,7 +516,7 @@ WHOLE = [ComputesItself, *CARDS]
 BIASES = [DropsBias, MakesUpBias, AddsBiasEverywhere]
 TIED = [Unties, CountsTiedTwice]
 STRANGERS = [*GPT2S, *GPT2_CARDS, *MIXTRALS, *MIXTRAL_CARDS]
-MUTANTS = [*PLAIN, *WHOLE, *BIASES, *TIED, *STRANGERS, *ENCODERS]
+MUTANTS = [*PLAIN, *WHOLE, *BIASES, *TIED, *STRANGERS, *ENCODERS, *ENCODER_DECODERS]
 
 globals().update(suites_of(Plain, Sound, PLAIN))
 globals().update(suites_of(Whole, Sound, WHOLE))
@@ -515,3 +525,4 @@ globals().update(suites_of(Tied, Sound, TIED))
 globals().update(suites_of(StrangersGPT2, GPT2Card, [*GPT2S, *GPT2_CARDS]))
 globals().update(suites_of(StrangersMixtral, MixtralCard, [*MIXTRALS, *MIXTRAL_CARDS]))
 globals().update(suites_of(Encoders, "BertForSequenceClassification", ENCODERS))
+globals().update(suites_of(EncoderDecoders, "BartForConditionalGeneration", ENCODER_DECODERS))

@@ -106,6 +106,8 @@ class Plain:
             if layer.group.kind != "encoder" and bits:
                 distance = self.steps(place, seen)
             scores = self.sloped(scores, distance, layer)
+            behind = places < place if layer.group.kind == "encoder" else torch.ones_like(distance, dtype=torch.bool)
+            scores = self.biased(scores, torch.where(behind, -distance, distance), layer)
             scores = self.with_sink(scores, layer)
             weights, total = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)
             out[token] = torch.einsum("hs,shd->hd", weights[:, : len(values)], values).to(out.dtype)
@@ -141,6 +143,13 @@ class Plain:
     def sloped(self, scores: torch.Tensor, distance: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
         slopes = layer.alibi_slopes
         return scores if slopes is None else scores - slopes.double()[:, None] * distance
+
+    def biased(self, scores: torch.Tensor, ahead: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        table = layer.relative_bias
+        if table is None:
+            return scores
+        span = table.shape[1] // 2
+        return scores + table.double()[:, ahead.clamp(-span, span) + span]
 
     def with_sink(self, scores: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
         return scores if layer.sinks is None else torch.cat([scores, layer.sinks.double()[:, None]], dim=1)

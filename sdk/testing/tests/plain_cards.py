@@ -10,9 +10,9 @@ class PlainAttention(AttentionCard):
 
     framework = "torch"
     batch_invariant = True
-    kinds = frozenset({"full", "sliding", "encoder"})
+    kinds = frozenset({"full", "sliding", "cross", "encoder"})
     body = "plain_attention:Plain"
-    features = frozenset({"kv_index", "tree", "sinks", "alibi", "lse"})
+    features = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "lse"})
 
     @classmethod
     def unsupported(cls, need: AttentionNeed) -> list[str]:
@@ -36,7 +36,7 @@ class PlainLatentAttention(PlainAttention):
 class GivesNoLse(PlainAttention):
     """A sound card, of a driver that cannot say what its scores add up to."""
 
-    features = frozenset({"kv_index", "sinks", "alibi"})
+    features = frozenset({"kv_index", "sinks", "alibi", "relative_bias"})
     body = "mutants_attention:WithoutLse"
 
 

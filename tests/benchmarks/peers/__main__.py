@@ -21,7 +21,7 @@ from tests.benchmarks.peers.page import page
 from tests.benchmarks.peers.registry import OURS, PEERS
 from tests.benchmarks.peers.results import LeftOut, Results, Task
 
-DEFAULT_WORK = "W1,W2,W3,W4,W1-int8,W1-int4"
+DEFAULT_WORK = "W1,W2,W3,W4,W1-int8,W1-int4,W1-draft"
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
@@ -30,7 +30,9 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers", description=__doc__)
     flags.add_argument("--peer", default="all", help=f"comma-separated: {', '.join(PEERS)}; or all")
     flags.add_argument("--model", default="10M,0.6B", help=f"comma-separated: {', '.join(MODELS)}")
-    flags.add_argument("--work", default=DEFAULT_WORK, help="comma-separated: W1 .. W4, with -int8 or -int4 after it")
+    flags.add_argument(
+        "--work", default=DEFAULT_WORK, help="comma-separated: W1 .. W4, with -int8, -int4 or -draft after it"
+    )
     flags.add_argument("--pairs", type=int, default=5, help="measurements of each engine and work (default: 5)")
     flags.add_argument("--starts", type=int, default=2, help="starts of each engine, the first a cold one (default: 2)")
     flags.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
@@ -106,7 +108,11 @@ def measure(asked: argparse.Namespace) -> Results:
     )
     target = asked.json or cache / "results" / f"{datetime.datetime.now():%Y-%m-%dT%H-%M-%S}.json"
     say(f"results go to {target}")
-    folders = {model.name: checkpoint(model, cache) for model in models}
+    folders = {
+        (model.name, drafts): checkpoint(model, cache, draft=drafts)
+        for model in models
+        for drafts in {task.weights == "draft" for task in tasks}
+    }
     ours = Engine(OURS, interpreter(OURS, cache, asked.jobs))
     for peer in peers:
         try:
@@ -122,7 +128,7 @@ def measure(asked: argparse.Namespace) -> Results:
                     results.left_out.append(LeftOut(f"{peer.name}, {weights}", "it has no such weights on processors"))
                     continue
                 own = [task for task in tasks if task.weights == weights]
-                compare(bench, results, ours, theirs, model, folders[model.name], weights, own)
+                compare(bench, results, ours, theirs, model, folders[model.name, weights == "draft"], weights, own)
                 results.save(target)
     results.left_out = list(dict.fromkeys(results.left_out))
     if not asked.install_only:

@@ -26,6 +26,7 @@ BARS = (
     Bar("10M", "W1", "llama.cpp", 0.8),
     Bar("0.6B", "W1-int8", "llama.cpp", 1.0),
     Bar("0.6B", "W1-int4", "llama.cpp", 1.0),
+    Bar("0.6B", "W1-draft", "llama.cpp", 1.0),
     Bar("1B", "W1-int8", "llama.cpp", 1.0),
     Bar("1B", "W1-int4", "llama.cpp", 1.0),
     Bar("0.6B", "W2", BEST, 1.4),

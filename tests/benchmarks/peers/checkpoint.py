@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ SEED = 0
 DEVIATION = 0.02
 FORM = 1
 """Raised with each change of what is written, so that no older folder is taken for a new one."""
+DRAFT_LAYERS = 2
+"""Of a draft model. They are the target's first ones, as are its embedding and its head."""
+FADING = 0.04
+"""What the target's other layers add is so much smaller than what a layer adds otherwise: both mostly say the same."""
 
 
 def draw(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -32,14 +37,23 @@ def draw(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return (torch.randn(shape, generator=generator) * DEVIATION).to(torch.bfloat16)
 
 
-def write_checkpoint(dimensions: Dimensions, folder: Path, seed: int = SEED) -> Path:
-    """Write a checkpoint into `folder`, which must not exist. A write that was broken off leaves no such folder."""
+def write_checkpoint(dimensions: Dimensions, folder: Path, seed: int = SEED, draft: bool = False) -> Path:
+    """Write a checkpoint into `folder`, which must not exist. A write that was broken off leaves no such folder.
+
+    draft: with a draft model for it, in the folder `draft` there.
+    """
     from safetensors.torch import save_file
 
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     tensors = {name: draw(name, shape, seed) for name, shape in dimensions.shapes().items()}
+    if draft:
+        fading = [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight"))]
+        for name in fading[2 * DRAFT_LAYERS :]:
+            tensors[name] *= FADING
+        small = replace(dimensions, name=f"{dimensions.name} draft", num_layers=DRAFT_LAYERS)
+        write_checkpoint(small, temporary / "draft", seed)
     save_file(tensors, temporary / "model.safetensors", {"format": "pt"})
     (temporary / "config.json").write_text(json.dumps(dimensions.config(), indent=2))
     write_tokenizer(dimensions.vocab_size, temporary)
@@ -47,7 +61,7 @@ def write_checkpoint(dimensions: Dimensions, folder: Path, seed: int = SEED) -> 
     return folder
 
 
-def checkpoint(dimensions: Dimensions, cache: Path, seed: int = SEED) -> Path:
+def checkpoint(dimensions: Dimensions, cache: Path, seed: int = SEED, draft: bool = False) -> Path:
     """The folder of a checkpoint in the cache, written now where it is not there."""
-    folder = cache / "checkpoints" / f"{dimensions.name}-seed{seed}-form{FORM}"
-    return folder if folder.exists() else write_checkpoint(dimensions, folder, seed)
+    folder = cache / "checkpoints" / f"{dimensions.name}{'-drafted' * draft}-seed{seed}-form{FORM}"
+    return folder if folder.exists() else write_checkpoint(dimensions, folder, seed, draft)

@@ -2,7 +2,8 @@
 
 Its own Python class serves one request after the other, so the batches are made here as its server makes them: a slot a
 request, the slots' next tokens and waiting prompts in one batch. A prefix that all prompts of a call share is computed
-once and copied to the slots, as its batched example does. Tokens are chosen by numpy's argmax on the logits.
+once and copied to the slots, as its batched example does. With a draft model one request after the other is served, as
+its example `speculative-simple` goes. Tokens are chosen by numpy's argmax on the logits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.peers.peer import Peer
-from tests.benchmarks.peers.protocol import Settings, serve
+from tests.benchmarks.peers.protocol import DRAFTS, Settings, serve
 
 SLOTS = 16
 """Requests that run at once. Each has a cache for the longest context: 64 of them would take 15 GB at 0.6B."""
@@ -27,7 +28,7 @@ LEAST_PREFIX = 64
 PEER = Peer(
     name="llama.cpp",
     module="tests.benchmarks.peers.llama_cpp",
-    weights=("bf16", "int8", "int4"),
+    weights=("bf16", "int8", "int4", "draft"),
     steps=(
         ("install", "gguf==0.19.0"),
         ("install", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36"),
@@ -36,7 +37,8 @@ PEER = Peer(
         "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_CURL=OFF",
         "CMAKE_BUILD_PARALLEL_LEVEL": "{jobs}",
     },
-    about=f"its C interface, {SLOTS} slots batched as its server does, Q8_0 and Q4_0 for int8 and int4",
+    about=f"its C interface, {SLOTS} slots batched as its server does, Q8_0 and Q4_0 for int8 and int4; "
+    "with a draft model as its example `speculative-simple` goes",
 )
 
 
@@ -59,6 +61,64 @@ class Slot:
     row: int = -1
 
 
+class Text:
+    """One text in a context of its own.
+
+    Args:
+        length: tokens that are computed.
+    """
+
+    def __init__(self, api: Any, context: Any, vocab_size: int) -> None:
+        self.length = 0
+        self._api = api
+        self._context = context
+        self._memory = api.llama_get_memory(context)
+        self._vocab_size = vocab_size
+        self._batch = api.llama_batch_init(BATCH_TOKENS, 0, 1)
+
+    def cut(self, length: int) -> None:
+        """Forget what lies behind so many tokens."""
+        self._api.llama_memory_seq_rm(self._memory, 0, length, -1)
+        self.length = min(self.length, length)
+
+    def compute(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Go on with these, and tell the likeliest token behind each of the last `count`."""
+        import numpy as np
+
+        batch, n = self._batch, len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, self.length + i, 1, i >= n - count
+            batch.seq_id[i][0] = 0
+        batch.n_tokens = n
+        if status := self._api.llama_decode(self._context, batch):
+            raise RuntimeError(f"llama_decode: status {status}")
+        self.length += n
+        rows = (self._api.llama_get_logits_ith(self._context, i) for i in range(n - count, n))
+        return [int(np.ctypeslib.as_array(row, (self._vocab_size,)).argmax()) for row in rows]
+
+
+def speculate(target: Any, draft: Any, prompt: list[int], output_len: int) -> list[int]:
+    """One request: the draft model goes on greedily, the target computes its last token and the drafts in one batch,
+    and they are kept up to the first that is another than the target's."""
+    target.cut(0)
+    draft.cut(0)
+    text = [*prompt, *target.compute(prompt, 1)]
+    draft.compute(prompt, 1)
+    end = len(prompt) + output_len
+    while len(text) < end:
+        drafts: list[int] = []
+        for _ in range(min(DRAFTS, end - len(text) - 1)):
+            drafts += draft.compute([*text, *drafts][draft.length :], 1)
+        checked = target.compute([text[-1], *drafts], 1 + len(drafts))
+        kept = next(
+            (i for i, (one, other) in enumerate(zip(drafts, checked, strict=False)) if one != other), len(drafts)
+        )
+        text += checked[: kept + 1]
+        target.cut(len(text) - 1)
+        draft.cut(len(text) - 1)
+    return text[len(prompt) :]
+
+
 class LlamaCpp:
     """A worker."""
 
@@ -69,9 +129,11 @@ class LlamaCpp:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.part")
-        if settings.weights == "bf16":
+        if settings.weights in ("bf16", "draft"):
             from tests.benchmarks.peers.gguf_file import write_gguf
 
+            if settings.weights == "draft":
+                write_gguf(settings.draft_folder, path.with_name("draft.gguf"))
             write_gguf(Path(settings.checkpoint), temporary)
         else:
             self._quantize(settings, temporary)
@@ -104,27 +166,42 @@ class LlamaCpp:
         self._api = api
         self._np = np
         api.llama_backend_init()
-        model = api.llama_model_load_from_file(str(self._path(settings)).encode(), api.llama_model_default_params())
+        self._settings = settings
+        self._texts: tuple[Text, ...] = ()
+        if settings.weights == "draft":
+            names = ("model.gguf", "draft.gguf")
+            self._texts = tuple(Text(api, *self._open(settings.converted_folder / name, 1)) for name in names)
+            return ("llama-cpp-python", "gguf")
+        slots = min(SLOTS, settings.max_num_seqs)
+        self._context, self._vocab_size = self._open(self._path(settings), slots)
+        self._slots = slots
+        self._memory = api.llama_get_memory(self._context)
+        self._batch = api.llama_batch_init(BATCH_TOKENS, 0, 1)
+        return ("llama-cpp-python", "gguf")
+
+    def _open(self, path: Path, sequences: int) -> tuple[Any, int]:
+        """(a context of the file's model, its vocabulary's size)."""
+        api, settings = self._api, self._settings
+        model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
         if not model:
-            raise RuntimeError(f"llama.cpp did not load {self._path(settings)}")
+            raise RuntimeError(f"llama.cpp did not load {path}")
         parameters = api.llama_context_default_params()
-        parameters.n_seq_max = min(SLOTS, settings.max_num_seqs)
-        parameters.n_ctx = parameters.n_seq_max * settings.max_model_len
+        parameters.n_seq_max = sequences
+        parameters.n_ctx = sequences * settings.max_model_len
         parameters.n_batch = BATCH_TOKENS
         parameters.n_threads = parameters.n_threads_batch = settings.threads
         parameters.kv_unified = False
         parameters.no_perf = True
-        self._context = api.llama_init_from_model(model, parameters)
-        if not self._context:
+        context = api.llama_init_from_model(model, parameters)
+        if not context:
             raise RuntimeError("llama.cpp made no context")
-        self._slots = int(parameters.n_seq_max)
-        self._memory = api.llama_get_memory(self._context)
-        self._vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
-        self._batch = api.llama_batch_init(BATCH_TOKENS, 0, 1)
-        return ("llama-cpp-python", "gguf")
+        return context, api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
 
     def generate(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
         """Complete."""
+        if self._texts:
+            target, draft = self._texts
+            return [speculate(target, draft, *asked) for asked in zip(prompts, output_lens, strict=True)]
         self._api.llama_memory_clear(self._memory, False)
         waiting = deque(enumerate(zip(prompts, output_lens, strict=True)))
         free, running = list(range(self._slots - 1, -1, -1)), dict[int, Slot]()

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.benchmarks.peers.peer import Peer
-from tests.benchmarks.peers.protocol import Settings, serve
+from tests.benchmarks.peers.protocol import DRAFTS, Settings, serve
 
 PEER = Peer(
     name="engine",
     module="tests.benchmarks.peers.ours",
-    weights=("bf16", "int8", "int4"),
+    weights=("bf16", "int8", "int4", "draft"),
     steps=None,
     about="`LLM.generate` in one process, drivers as `auto` chooses them",
 )
@@ -27,7 +27,10 @@ class Ours:
         """Start."""
         from engine import LLM
 
-        further: dict[str, Any] = {} if settings.weights == "bf16" else {"quantization": settings.weights}
+        further: dict[str, Any] = {"quantization": settings.weights} if settings.weights.startswith("int") else {}
+        if settings.weights == "draft":
+            further = {"drafter": "draft_model", "drafter.model": str(settings.draft_folder)}
+            further |= {"drafter.num_tokens": DRAFTS, "drafter.adaptive": False}
         self._llm = LLM(
             settings.checkpoint,
             dtype="bfloat16",

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from engine_bench.statistics import median
 from tests.benchmarks.peers.bars import BEST, verdicts
+from tests.benchmarks.peers.checkpoint import DRAFT_LAYERS, FADING
 from tests.benchmarks.peers.dimensions import MODELS
+from tests.benchmarks.peers.protocol import DRAFTS
 from tests.benchmarks.peers.registry import OURS, PEERS
 from tests.benchmarks.peers.results import START, Comparison, Results
 from tests.benchmarks.peers.roofline import machine_share, range_of
@@ -53,7 +55,10 @@ def _work() -> str:
     rows = [(name, f"{work.about} ({work.unit})") for name, work in WORKLOADS.items()]
     note = (
         "W1 takes the time of a request with one token from that of one with 128. `W1-int8` and `W1-int4` are W1 with\n"
-        "weights that each engine has quantized its own way."
+        "weights that each engine has quantized its own way. `W1-draft` is W1 with a draft model: the target's\n"
+        f"first {DRAFT_LAYERS} layers, with its embedding and head; what its other layers add is multiplied by\n"
+        f"{FADING:g}, so that both mostly agree. Each engine drafts {DRAFTS} tokens a step, greedily, and keeps those\n"
+        "that the target says too."
     )
     return _table(("work", "what"), rows) + "\n\n" + note
 

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+DRAFTS = 4
+"""Of each step, where a draft model drafts: no engine chooses their number by itself then."""
 _PR_SET_PDEATHSIG = 1
 """Of <linux/prctl.h>."""
 
@@ -41,7 +43,7 @@ class Settings:
     Args:
         checkpoint: folder with config.json, safetensors and tokenizer.
         converted: a folder of this peer's own for what it makes of the checkpoint; it need not exist.
-        weights: "bf16", "int8" or "int4".
+        weights: "bf16", "int8" or "int4"; "draft": bf16, with the draft model in the checkpoint's folder "draft".
         threads: processor cores to use, all of them.
         max_model_len: tokens of the longest context.
         max_num_seqs: requests that may run at once.
@@ -60,6 +62,11 @@ class Settings:
     def converted_folder(self) -> Path:
         """As a path."""
         return Path(self.converted)
+
+    @property
+    def draft_folder(self) -> Path:
+        """Of the draft model, where there is one."""
+        return Path(self.checkpoint) / "draft"
 
 
 class Worker(Protocol):

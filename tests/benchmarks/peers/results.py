@@ -15,7 +15,7 @@ START = "start"
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A workload with one form of weights."""
+    """A workload with one form of weights, see `protocol.Settings`."""
 
     workload: str
     weights: str
@@ -24,9 +24,11 @@ class Task(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> Task:
         """Read "W2" or "W1-int8". Raises ValueError."""
         name, _, weights = text.partition("-")
-        if name not in WORKLOADS or weights not in ("", "int8", "int4"):
+        if name not in WORKLOADS or weights not in ("", "int8", "int4", "draft"):
             known = ", ".join(WORKLOADS)
-            raise ValueError(f"{text!r} is no work: write one of {known}, alone for bf16 or with -int8 or -int4")
+            raise ValueError(
+                f"{text!r} is no work: write one of {known}, alone for bf16 or with -int8, -int4 or -draft"
+            )
         return cls(name, weights or "bf16")
 
     @property

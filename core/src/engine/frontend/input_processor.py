@@ -247,6 +247,10 @@ class InputProcessor:
     ) -> RequestState:
         """Tokenise a request that `admit` has let in, whose answer is `info`. Otherwise as `process`."""
         arrival_time = self.clock.now() if arrival_time is None else arrival_time
+        encoder = None
+        if self.model.encoder is not None:
+            rewrite, serve = partial(self._rewritten, info=info), "serve an encoder-decoder model"
+            prompt, encoder = brought("encoder_prompts", serve)(prompt, self.model, self.tokenizer, rewrite)
         parsed = self._rewritten(parse_prompt(prompt), info)
         pooling: PoolingParams | None = None
         host_tokens = False
@@ -289,6 +293,7 @@ class InputProcessor:
                 if index == 0
                 else None,  # the others of n wait for it, and find its pages
                 kv_retention=parsed.kv_retention,
+                encoder=encoder,
             )
             for index, one in enumerate(filled_in)
         ]
@@ -408,7 +413,7 @@ class InputProcessor:
     def _filled_in(self, params: SamplingParams, room: int, seed: int, index: int) -> SamplingParams:
         """The parameters of one sequence: `max_tokens` that fits, nothing larger than the vocabulary. The first of
         several scores the prompt for all, and all are scored where the best are wanted."""
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        max_tokens = room if params.max_tokens is None else max(1, min(params.max_tokens, room))
         logprobs = 0 if params.logprobs is None and params.num_sequences > params.n else params.logprobs
         prompt_logprobs = None if index else params.prompt_logprobs
         return msgspec.structs.replace(

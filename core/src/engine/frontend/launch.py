@@ -23,8 +23,6 @@ from engine.frontend.needs import (
     Facts,
     attention_needs,
     by_kind,
-    check_chosen,
-    check_reuse,
     marked,
     model_needs,
     preemption_mode,
@@ -297,7 +295,6 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         found = None if own or config.asked(row.point.name) else row.found(facts, asks, registry)
         if not (row.used(facts, asks) and choices.choose(row.point, asks, row.together, found)):
             choices.idle[row.point.name] = {} if own else asks
-    check_chosen(config, choices.made, model)
     selections = tuple(selection for point in points.POINTS for selection in choices.made.get(point, ()))
     worker = WorkerStart(
         choices=tuple(selection.choice() for selection in selections),
@@ -338,7 +335,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         step_timeout=platform.card.step_timeout if config.step_timeout is None else config.step_timeout,
         grammar_warm_up=config.grammar_warm_up,
     )
-    check_reuse(evictor, implementation, platform, drafter, start)
+    brought("chosen_together", "check what was chosen")(config, start, choices.made)
     return Launch(config, registry, start, selections, tokenizer, facts.chat_template, choices.idle)
 
 
@@ -449,6 +446,12 @@ def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
         )
     else:
         longest = config.max_model_len
+    if model.encoder is not None and config.max_num_batched_tokens <= model.encoder.max_tokens:
+        raise ConfigError(
+            f"max_num_batched_tokens={config.max_num_batched_tokens} with {model.architecture}",
+            f"what its encoder reads, up to {model.encoder.max_tokens} tokens, is one step's, and the decoder's too",
+            f"set max_num_batched_tokens to {model.encoder.max_tokens + 1} or more",
+        )
     for name in ("max_num_batched_tokens", "long_prefill_token_threshold") if model.whole_prompts else ():
         if 0 < (tokens := getattr(config, name)) < longest:
             raise ConfigError(

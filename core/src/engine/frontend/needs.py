@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
@@ -11,7 +11,7 @@ from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.communicator import CommunicatorNeed
 from engine.interfaces.executor import ExecutorNeed
 from engine.interfaces.kv_connector import KVConnectorNeed
-from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, LogitsProcessorNeed
+from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorNeed
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed, ops_needs
 from engine.interfaces.quantization import KINDS as QUANTIZED
@@ -32,17 +32,11 @@ from engine.types.structured_outputs import KINDS as CONSTRAINTS
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
-    from engine.interfaces.drafter import DrafterCard
-    from engine.interfaces.evictor import EvictorCard
     from engine.interfaces.kv_connector import KVConnectorCard
     from engine.interfaces.model import ModelCard
-    from engine.interfaces.platform import PlatformCard, PlatformFacts
+    from engine.interfaces.platform import PlatformFacts
     from engine.interfaces.tokenizer import TokenizerCard
     from engine.plugin import Selection
-    from engine.types.start import CoreStart
-
-_COMPUTED = ("full", "sliding", "mla", "state", "encoder")
-"""Kinds of layer that the runner computes."""
 
 
 class DevicePlace(TypedDict):
@@ -210,17 +204,8 @@ def attention_needs(
     """What is asked of attention on each of `size` ranks, for each of the model's sites. The cache's elements have type
     `kv_dtype`; None: `dtype`. See `AttentionNeed` for the others.
 
-    Raises:
-        UnsupportedModelError: the runner cannot compute a kind.
-        ConfigError: KV heads can be neither divided over the ranks nor copied evenly.
+    Raises ConfigError where KV heads can be neither divided over the ranks nor copied evenly.
     """
-    for site in model.sites:
-        if site.kind not in _COMPUTED:
-            raise UnsupportedModelError(
-                f"load {model.architecture}",
-                f"layer {site.layer} is of kind '{site.kind}', which no runner computes yet",
-                f"use a model whose layers are of kind {', '.join(_COMPUTED)}",
-            )
     features = frozenset(model.attention_features)
     common = {"block_size": block_size, "dtype": dtype, "kv_dtype": kv_dtype or dtype, "features": features}
     place = {"device": facts.device, "framework": facts.framework}
@@ -371,91 +356,6 @@ def marked(config: EngineConfig, model: ModelDescription, layout: KVLayout) -> K
         found = "marks are made of blocks' keys, which this engine or its model, without a prefix cache, does without"
         raise ConfigError("kv_canary=True", found, "leave --kv-canary out")
     return layout.marked()
-
-
-# -- what the cards of a choice say together ---------------------------------------------------------------------------
-def check_reuse(
-    evictor: Selection[EvictorCard],
-    model: Selection[ModelCard],
-    platform: Selection[PlatformCard],
-    drafters: Sequence[Selection[DrafterCard]],
-    start: CoreStart,
-) -> None:
-    """Raise ConfigError where an evictor is to find what is no prefix, and what it finds cannot be used."""
-    if not evictor.card.reuses:
-        return
-    reasons = evictor.card.conflicts(start)
-    if not start.enable_prefix_caching:
-        reasons.append("prefix caching is off, and what is reused is found in its cache")
-    if [table.kind for table in start.worker.layout.tables] != ["full"]:
-        reasons.append("not all layers keep the keys and values of every token: sliding windows and states cannot")
-    if start.worker.parallel.pp > 1:
-        reasons.append("there are several pipeline stages, and each computes all tokens that the first one does")
-    for drafter in drafters:
-        if drafter.card.needs:
-            reasons.append(f"drafter '{drafter.candidate.name}' has to see all tokens behind the last layer")
-    if "listeners" in model.card.unsupported_features():
-        reasons.append(f"model driver '{model.candidate.name}' lets nobody look on between its layers")
-    if platform.card.worker is not None:
-        reasons.append(f"platform '{platform.candidate.name}' has a worker of its own")
-    if reasons:
-        asked = f"evictor={evictor.candidate.name} with {start.worker.model.architecture}"
-        raise ConfigError(asked, "; ".join(reasons), "leave out what stands in its way, or name another evictor")
-
-
-def check_chosen(config: EngineConfig, made: Mapping[str, Sequence[Selection[Any]]], model: ModelDescription) -> None:
-    """Raise ConfigError where drivers of one point, by point, do not go together, or not with the model."""
-    if any(site.kind == "state" for site in model.sites):
-        check_states(model, made.get(points.DRAFTER.name, ()), made.get(points.KV_CONNECTOR.name, ()))
-    check_processors(made[points.LOGITS_PROCESSOR.name])
-    check_connectors(config, made.get(points.KV_CONNECTOR.name, ()))
-
-
-def check_states(
-    model: ModelDescription,
-    drafters: Sequence[Selection[DrafterCard]],
-    connectors: Sequence[Selection[KVConnectorCard]],
-) -> None:
-    """Raise ConfigError where something is asked that states of fixed size cannot do."""
-    for drafter in drafters:
-        if drafter.card.branches(drafter.options):
-            asked = f"drafter={drafter.candidate.name}, which proposes trees, with {model.architecture}"
-            found = "its layers keep one state for each sequence, and a tree's branches would each need one"
-            raise ConfigError(asked, found, "let it propose chains, or name another drafter")
-    for connector in connectors:
-        if connector.card.layerwise:
-            asked = f"kv_connector={connector.candidate.name}, which transfers layers, with {model.architecture}"
-            found = "a state lies in whole pages alone, and is not kept token by token"
-            raise ConfigError(asked, found, "name a connector that transfers pages, or leave it out")
-
-
-def check_connectors(config: EngineConfig, chosen: Sequence[Selection[KVConnectorCard]]) -> None:
-    """Raise ConfigError where pages are to be swapped, and no connector that the user names does; and where marks of
-    pages would not travel."""
-    unmarked = [one.candidate.name for one in chosen if one.card.layerwise and not one.card.moves_marks]
-    if config.kv_canary and unmarked:
-        found = f"{', '.join(unmarked)} transfer(s) layers, without the marks behind them"
-        raise ConfigError("kv_canary=True", found, "leave --kv-canary out, or name another connector")
-    names = [selection.candidate.name for selection in chosen if not selection.card.swaps]
-    if preemption_mode(config) == "swap" and len(names) == len(chosen):
-        asked = f"swap_space={config.swap_space} with kv_connector={config.asked('kv_connector')}"
-        found = f"{', '.join(names)} keep(s) no pages of preempted requests"
-        raise ConfigError(asked, found, "name one that does behind it, e.g. 'host', or leave --swap-space out")
-
-
-def check_processors(chosen: Iterable[Selection[LogitsProcessorCard]]) -> None:
-    """Raise ConfigError where two logits processors take the same argument of a request."""
-    claimed: dict[str, str] = {}
-    for selection in chosen:
-        name = selection.candidate.name
-        for key in selection.card.extra_args:
-            if key in claimed:
-                raise ConfigError(
-                    f"start with logits processors '{claimed[key]}' and '{name}'",
-                    f"both take the request's argument {key!r}",
-                    "name one of them",
-                )
-            claimed[key] = name
 
 
 def template_source(tokenizer: Selection[TokenizerCard], folder: str, with_tools: bool, given: str | None) -> str:

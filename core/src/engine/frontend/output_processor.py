@@ -17,6 +17,7 @@ from engine.frontend.request_state import (
     PromptLogprobs,
     RequestState,
     SequenceState,
+    WarmingSequence,
 )
 from engine.frontend.statistics import RequestObserver, follow, summary_of
 from engine.interfaces.tokenizer import Tokenizer
@@ -128,7 +129,10 @@ class OutputProcessor:
             filter_ = self._filter(request, index) if params.detokenize else None
             scanner = None if stops is None else stops.scanner()
             parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, scanner
-            sequences.append(SequenceState(*parts) if filter_ is None else FilteredSequence(filter_, *parts))
+            if params.max_tokens == 0:
+                sequences.append(WarmingSequence(*parts))
+            else:
+                sequences.append(SequenceState(*parts) if filter_ is None else FilteredSequence(filter_, *parts))
         return sequences
 
     @cached_property

@@ -221,6 +221,15 @@ class FilteredSequence(SequenceState):
         return text, num_tokens
 
 
+class WarmingSequence(SequenceState):
+    """Its `max_tokens` is 0: the token that is drawn behind the prompt is nobody's."""
+
+    def take(self, news: CoreOutput) -> tuple[str, int]:
+        if (reason := news.finish_reason) is not None:
+            self.output.finish_reason = str(FinishReason.LENGTH if reason is FinishReason.STOP else reason)
+        return "", 0
+
+
 class PooledSequence(SequenceState):
     """It draws no token: its vector comes at once, the vectors of its tokens come in pieces."""
 

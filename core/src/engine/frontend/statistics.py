@@ -57,6 +57,8 @@ def follow(
         if entry is None or not (count := len(output.new_token_ids)):
             continue
         request, sequence = entry
+        if request.params.max_tokens == 0:
+            continue
         if not sequence.num_tokens:
             sequence.first_token = now
             sequence.queue_time = output.queue_time

@@ -3,7 +3,8 @@
 The body of a driver is an `AttentionBackend` (below); of one that serves layers of kind "mla", which keep one latent
 vector a token, a `LatentAttentionBackend` (`latent_attention.py`). Cards, needs, batches and layers are the same.
 
-Minor version 1 made `lse` a feature, which a driver may refuse; 2 added `read`; 3 the feature "tree", with `move`.
+Minor version 1 made `lse` a feature, which a driver may refuse; 2 added `read`; 3 the feature "tree", with `move`; 4
+the kind "cross", and the feature "relative_bias".
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class AttentionNeed:
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
         features: further demands: "kv_index" (a row's queries need not be its last keys, and may see none: see
             `AttentionBatch.kv_index`), "tree" (drafts may branch: see `AttentionBatch.hidden`; a sliding window is
-            longer than any path through a tree then), "sinks" and "alibi" (layers that have them, see
+            longer than any path through a tree then), "sinks", "alibi" and "relative_bias" (layers that have them, see
             `AttentionLayer`), "lse" (`forward` is asked for the logarithms of its sums, by which results over parts of
             a row's keys are put together; nothing in this engine asks yet).
         framework: "torch" or "jax".
@@ -76,6 +77,8 @@ class AttentionNeed:
         Raises ConfigError where KV heads can be neither divided over the ranks nor copied evenly.
         """
         size = size if site.divided else 1
+        if site.kind == "cross":
+            facts["features"] |= {"kv_index"}
         return cls(
             kind=site.kind,
             head_size=site.head_size,
@@ -141,6 +144,9 @@ class AttentionLayer:
             whose value is 0: it takes weight away from the others (Xiao et al. 2023). Neither scaled nor capped.
         alibi_slopes: float32 [num_q_heads] on the device; slope * |place of the query - place of the key| is taken away
             from a score, after the soft cap (Press, Smith, Lewis 2022).
+        relative_bias: float32 [num_q_heads, 2 D + 1] on the device, contiguous; relative_bias[head, D + d] is added to
+            a score, after the soft cap, where d, within -D .. D, is the key's place less the query's (T5; Raffel et al.
+            2020).
     """
 
     index: int
@@ -149,6 +155,7 @@ class AttentionLayer:
     scale: float
     sinks: torch.Tensor | None = None
     alibi_slopes: torch.Tensor | None = None
+    relative_bias: torch.Tensor | None = None
 
 
 @dataclass(kw_only=True)
@@ -262,4 +269,7 @@ class AttentionBackend(Protocol):
         Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees
         all of its keys, before and after.
+
+        Layers of kind "cross" have written what their encoder left, and their queries' own keys are none: k and v are
+        empty, a row may have more queries than keys, and every query sees all of them, as its kv_index says.
         """

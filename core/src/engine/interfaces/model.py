@@ -2,7 +2,7 @@
 serves architectures which it does not name. Where several offer a name, the one that fits and has the highest priority
 is taken.
 
-Minor version 2 added `ModelContext.state`."""
+Minor version 2 added `ModelContext.state`; 3 `cross_attention` and `Model.encode`, and relative biases."""
 
 from __future__ import annotations
 
@@ -134,11 +134,12 @@ class AttentionFactory(Protocol):
         scale: float,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
+        relative_bias: torch.Tensor | None = None,
     ) -> PagedAttention:
         """layer: index of the model's layer; the others as in `engine.interfaces.attention.AttentionLayer`.
 
-        The description of a model that gives sinks or slopes names them in `attention_features`. Both are read in every
-        step, so weights may be loaded into them later.
+        The description of a model that gives sinks, slopes or biases names them in `attention_features`. They are read
+        in every step, so weights may be loaded into them later.
         """
 
 
@@ -158,6 +159,17 @@ class LatentAttentionFactory(Protocol):
 
     def __call__(self, layer: int, scale: float) -> PagedLatentAttention:
         """layer: index of the model's layer; scale: of scores."""
+
+
+class PagedCrossAttention(Protocol):
+    """What a decoder's layer sees of the encoder, in the runner's hands: `Model.encode` leaves keys and values, once
+    for each input, and the layer reads those of each row's request."""
+
+    def store(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """k, v [n, Hkv, D], of the n tokens of the input that is being encoded."""
+
+    def __call__(self, q: torch.Tensor) -> torch.Tensor:
+        """q [T, Hq, D] -> [T, Hq * D]: each token sees all that the encoder made for its row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +252,7 @@ class ModelContext:
             None: every layer is, or all are plain, for the quantization to round.
         adapters: what adapts layers for single requests; None for nothing.
         latent_attention: gives layers of kind "mla" theirs; None where the description has none of them.
+        cross_attention: gives the decoder's layer of an index, with the scale of scores, its view of the encoder.
         state: gives the layer of an index its states; None where the description has no layers of kind "state".
         stage: which of the layers are this worker's.
         target: for a draft model, the model that it drafts for, loaded; else None.
@@ -260,6 +273,7 @@ class ModelContext:
     covers: Callable[[str, str], bool] | None = None
     adapters: Adapters | None = None
     latent_attention: LatentAttentionFactory | None = None
+    cross_attention: Callable[[int, float], PagedCrossAttention] | None = None
     state: Callable[[int], StateSite] | None = None
     stage: Stage = field(default_factory=Stage)
     target: Model | None = None
@@ -284,6 +298,11 @@ class Model(Protocol):
         A state that brings `hidden` comes from another stage of the walk, and is not embedded again; what it brought
         besides, but for the tensors of `state_sizes`, is not changed in place.
         """
+
+    def encode(self, inputs: torch.Tensor) -> None:
+        """Compute the encoder over one input, `engine.types.request.EncoderInput.data`, on the device, and leave each
+        layer's keys and values with its `PagedCrossAttention`. Called between steps, and only where the description has
+        an encoder, whose own layers have the attention of kind "encoder" that the factory gives them."""
 
     def state_sizes(self) -> Mapping[str, int]:
         """What the next stage needs of a state: for each tensor, [T, size] in the model's dtype, its size. Called only

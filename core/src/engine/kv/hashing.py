@@ -4,8 +4,8 @@ Chained hashing of blocks as in vLLM's automatic prefix caching. What is hashed,
 
     the parent's hash, the ids as little-endian int32
 
-and for what stands before a sequence's first block: the adapter's id and the cache salt, where there are any. The
-function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
+and for what stands before a sequence's first block: the adapter's id, the cache salt and the key of the encoder's
+input, where there are any. The function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ class Hashed(Protocol):
     lora_id: str | None
 
 
-def root_hash(cache_salt: str | None, lora_id: str | None = None, digest: Digest = xxh3_128_digest) -> bytes:
+def root_hash(
+    cache_salt: str | None, lora_id: str | None = None, digest: Digest = xxh3_128_digest, encoder: str | None = None
+) -> bytes:
     """The hash that stands before a sequence's first block: equal for requests that may share pages.
 
     Args:
         cache_salt: requests with different salts share nothing.
         lora_id: of the adapter that computes the keys and values; None for the model alone.
+        encoder: the key of what the encoder reads.
     """
     parts = b""
-    for name, value in ((b"lora", lora_id), (b"salt", cache_salt)):
+    for name, value in ((b"lora", lora_id), (b"salt", cache_salt), (b"encoder", encoder)):
         if value is not None:
             data = value.encode("utf-8", "surrogatepass")
             parts += b"%s %d " % (name, len(data)) + data

@@ -14,6 +14,8 @@ from engine.types.model import KVKind, KVSpec, StateTensor
 
 _COST_OF_A_TABLE = 0.015
 """What a table more has to save, as a share of the pool: it costs the host work in every step."""
+_BESIDE = ("encoder", "cross")
+"""Kinds of layer that have no pages in the pool: they keep nothing, or what the encoder of a request left them."""
 _STATE_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -45,8 +47,7 @@ def make_layout(
     lifetime has more layers than another, they are dealt in turn to several tables of about equal bytes, so that blocks
     of the same tokens fill the pages of all tables, and a prefix ends a block in all of them at once. A block has the
     tokens that the drivers want; beside states, which take the same room after any number of tokens, as many as make a
-    layer's keys and values as large as a state. Layers of kind "encoder" keep nothing: they are in groups, but in no
-    table.
+    layer's keys and values as large as a state. Layers of kinds "encoder" and "cross" are in groups, but in no table.
 
     Args:
         sites: `ModelDescription.sites`, and those of draft models behind them.
@@ -66,7 +67,7 @@ def make_layout(
     kinds = dict.fromkeys(spec.kind for spec in sites)
     tokens = math.lcm(block_size, *(_wanted_tokens(kind, block_size, tokens_per_page) for kind in kinds))
     states = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind == "state"]
-    others = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind not in ("state", "encoder")]
+    others = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind not in ("state", *_BESIDE)]
     if states and others:
         tokens *= max(1, max(states) // max(others))
     layer_bytes = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites]
@@ -79,8 +80,8 @@ def make_layout(
             table = KVTable(index=len(tables), kind=lifetime.kind, window=lifetime.window, tokens_per_block=tokens)
             groups += _groups(sites, lifetime.sites[first::count], len(tables), tokens, size, len(groups), layer_bytes)
             tables.append(table)
-    uncached = [site for site, spec in enumerate(sites) if spec.kind == "encoder"]
-    groups += _groups(sites, uncached, None, tokens, size, len(groups), layer_bytes)
+    beside = [site for site, spec in enumerate(sites) if spec.kind in _BESIDE]
+    groups += _groups(sites, beside, None, tokens, size, len(groups), layer_bytes)
     return KVLayout(block_size=tokens, page_bytes=page_bytes, tables=tuple(tables), groups=tuple(groups))
 
 
@@ -88,7 +89,7 @@ def _lifetimes(sites: Sequence[KVSpec], layer_bytes: Sequence[int]) -> list[_Lif
     """In the order of their first layers."""
     found: dict[tuple[KVKind, int | None], list[int]] = {}
     for site, spec in enumerate(sites):
-        if spec.kind != "encoder":
+        if spec.kind not in _BESIDE:
             kind: KVKind = "full" if spec.kind == "mla" else spec.kind
             found.setdefault((kind, 2 if kind == "state" else spec.sliding_window), []).append(site)
     lifetimes = []
@@ -158,6 +159,7 @@ def _check(spec: KVSpec) -> None:
         "sliding": attends and windowed,
         "mla": spec.num_kv_heads == 1 and 0 <= spec.rope_size < spec.head_size,
         "encoder": attends,
+        "cross": attends,
         "state": spec.num_kv_heads == spec.head_size == 0 and len(spec.states) > 0,
     }
     foreign = (

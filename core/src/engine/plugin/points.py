@@ -226,7 +226,7 @@ ATTENTION: Point[AttentionCard, tuple[AttentionNeed, ...]] = Point(
     "AttentionCard",
     "per_kind",
     "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
-    minor=3,
+    minor=4,
     kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
 )
 COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(
@@ -248,7 +248,7 @@ MODEL: Point[ModelCard, ModelNeed] = Point(
     "by_architecture",
     "the model's implementation, by the architecture string of its config.json",
     flag="model-impl",
-    minor=2,
+    minor=3,
 )
 QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
     "quantization",

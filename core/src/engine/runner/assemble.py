@@ -219,6 +219,9 @@ def step_parts(
         parts.insert(0, Transfers(built.connectors, built.layerwise, _sites_of_layers(start)))
     if built.reuse is not None and not profiles:
         parts.append(built.reuse)
+    if description.encoder is not None:
+        encoders = brought("encoders", "serve an encoder-decoder model")
+        parts.append(encoders(platform, model, built.attention, description.encoder, start.max_num_seqs))
     if description.num_token_types:
         parts.append(brought("token_types", "tell texts apart")(platform, start.max_num_seqs, max_tokens))
     if start.place.draws and description.generates:
@@ -491,6 +494,7 @@ def _loaded(
             quantization=_quantization(start, chosen, context),
             covers=_covers(start, chosen),
             latent_attention=partial(attention.latent, model=model),
+            cross_attention=partial(attention.cross, model=model),
             state=None if attention.states is None else partial(attention.states.site, attention),
             stage=start.place.stage,
             **of_draft,

@@ -75,6 +75,23 @@ class EncoderAttention(LayerAttention):
         return out.view(len(q), -1)
 
 
+class CrossAttention(LayerAttention):
+    """A decoder layer's view of what the encoder has left. Implements `engine.interfaces.model.PagedCrossAttention`."""
+
+    __slots__ = ()
+
+    def store(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """k, v [n, Hkv, D], of the input that is being encoded."""
+        self.write((k, v), self._plans[self.layer.group.index])
+
+    def __call__(self, q: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """q [T, Hq, D] -> [T, Hq * D]."""
+        out, none = torch.empty(q.shape, dtype=q.dtype, device=q.device), q[:0, : self.layer.need.num_kv_heads]
+        plan = self._plans[self.layer.group.index]
+        self._backend.forward(self.layer, q, none, none, self._cache, plan, out)
+        return out.view(len(q), -1)
+
+
 class LatentLayerAttention(LayerAttention):
     """The attention of one layer of kind "mla". Implements `engine.interfaces.model.PagedLatentAttention`."""
 
@@ -105,6 +122,7 @@ class AttentionLayers:
 
     Attributes:
         layout, groups: the pool's form, and its groups.
+        stepped: those for which the runner plans each step: not what an encoder-decoder model has beside the pool.
         plans: of the step under way, one for each group. The runner sets its items; layers read them.
         pool: uint8 [num_pages, page_bytes]; None before it is bound.
         sites: the layers' attention, by site.
@@ -116,11 +134,13 @@ class AttentionLayers:
     ) -> None:
         self.layout = layout
         self.groups = layout.groups
+        beside = any(group.kind == "cross" for group in layout.groups)
+        self.stepped = tuple(group for group in layout.groups if group.table is not None or not beside)
         self._needs = needs
         self._backends = backends
         own = ((group, site) for group in layout.groups for site in group.sites)
-        # A layer may have states beside its attention.
-        self._of_layer = {(group.model, sites[site].layer, group.kind == "state"): (group, site) for group, site in own}
+        # A layer may have states, or a view of the encoder, beside its attention.
+        self._of_layer = {(group.model, sites[site].layer, _form(group.kind)): (group, site) for group, site in own}
         self.sites: dict[int, LayerAttention] = {}
         self.plans: list[Any] = [None] * len(layout.groups)
         self.states = backends.get("state")
@@ -132,10 +152,13 @@ class AttentionLayers:
         scale: float,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
+        relative_bias: torch.Tensor | None = None,
         model: int = 0,
     ) -> LayerAttention:
         """The attention of a model's layer of this index. Raises ContractError for one of another stage."""
-        given, site = self.given(layer, scale, model, sinks=sinks, alibi_slopes=alibi_slopes)
+        given, site = self.given(
+            layer, scale, model, sinks=sinks, alibi_slopes=alibi_slopes, relative_bias=relative_bias
+        )
         kind = EncoderAttention if given.group.kind == "encoder" else LayerAttention
         self.sites[site] = made = kind(given, self.backend(given.group), self.plans)
         return made
@@ -146,11 +169,18 @@ class AttentionLayers:
         self.sites[site] = made = LatentLayerAttention(given, self.backend(given.group), self.plans)
         return made
 
+    def cross(self, layer: int, scale: float, model: int = 0) -> CrossAttention:
+        """The view that a decoder's layer of this index has of the encoder. Raises as `__call__`."""
+        given, site = self.given(layer, scale, model, kind="cross")
+        self.sites[site] = made = CrossAttention(given, self.backend(given.group), self.plans)
+        return made
+
     def given(
         self, layer: int, scale: float, model: int = 0, kind: str = "", **more: Any
     ) -> tuple[AttentionLayer, int]:
-        """What the backend is told of a layer, and the layer's site; kind: "state" for that of its states."""
-        if (found := self._of_layer.get((model, layer, kind == "state"))) is None:
+        """What the backend is told of a layer, and the layer's site; kind: "state" or "cross" for one beside its own
+        attention."""
+        if (found := self._of_layer.get((model, layer, _form(kind)))) is None:
             raise ContractError(
                 f"build layer {layer} of the model",
                 "this worker's stage does not have it",
@@ -169,11 +199,12 @@ class AttentionLayers:
         """The body that serves a group."""
         return self._backends[group.kind]
 
-    def bind(self, pool: torch.Tensor) -> None:
-        """Give every layer its cache: its bytes of each page of its table. pool: uint8 [num_pages, page_bytes]."""
-        self.pool = pool
+    def bind(self, pool: torch.Tensor, cross: bool = False) -> None:
+        """Give every layer its cache: its bytes of each page of its table. pool: uint8 [num_pages, page_bytes];
+        `cross`: it is of what encoders leave, and for its layers alone."""
+        self.pool = self.pool if cross else pool
         for site, made in self.sites.items():
-            if isinstance(made, EncoderAttention):
+            if isinstance(made, EncoderAttention) or isinstance(made, CrossAttention) != cross:
                 continue
             group, need = made.layer.group, made.layer.need
             start = group.offset + group.sites.index(site) * group.layer_bytes
@@ -182,7 +213,7 @@ class AttentionLayers:
 
     def move(self, batches: Sequence[AttentionBatch], source: torch.Tensor, destination: torch.Tensor) -> None:
         """What is kept of tokens `source` of a step goes to the places of tokens `destination`: int64 [n]."""
-        for group, batch in zip(self.groups, batches, strict=True):
+        for group, batch in zip(self.stepped, batches, strict=True):
             slots = batch.slot_mapping[source], batch.slot_mapping[destination]
             for site in group.sites:
                 self.sites[site].move(*slots)
@@ -204,3 +235,7 @@ class AttentionLayers:
     def can_capture_decodes(self) -> bool:
         """True where every group's steps of one token a row may be captured."""
         return all(self.backend(group).capture_level != "none" for group in self.groups)
+
+
+def _form(kind: str) -> str:
+    return kind if kind in ("state", "cross") else ""

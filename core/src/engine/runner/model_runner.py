@@ -53,7 +53,7 @@ class ModelRunner:
         self._ops = built.ops
         self._attention = built.attention
         self._model = built.model
-        self._groups = built.attention.groups
+        self._groups = built.attention.stepped
         self._walk: LayerIterator = StepWalk() if walk is None else walk
         self._first_layer = start.place.stage.start
         self._buckets: dict[int, tuple[int, ...]] = {}
@@ -340,7 +340,7 @@ class ModelRunner:
         for group, batch in zip(self._groups, step.frame.batches, strict=True):
             earlier = step.plans[group.index] if keep else None
             step.plans[group.index] = self._attention.backend(group).plan(batch, group, earlier)
-        self._attention.plans[:] = step.plans
+        self._attention.plans[: len(step.plans)] = step.plans
 
     def _forward(self, step: Step) -> None:
         """The part of a step that is captured: the model's own work, through ops and attention only."""

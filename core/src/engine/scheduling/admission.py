@@ -219,9 +219,12 @@ class Admission:
                 self.reused_tokens += 0 if kv.reuses is None else kv.reuses.tokens_of(request.slot)
 
     def _room(self, batch: Batch, request: Request, hit: Hit) -> int:
-        """Tokens that a request that is to be admitted may compute; 0: it does not find the pages that it will want."""
+        """Tokens that a request that is to be admitted may compute; 0: it does not find the pages that it will want, or
+        no room in the step for what its encoder computes."""
         kv, n, start = self._states.kv, request.token_ids.size, hit.num_tokens
-        chunk = min(n - start, batch.budget, self._prefills.threshold or n)
+        if (budget := batch.budget - request.num_encoder_tokens) < 1:
+            return 0
+        chunk = min(n - start, budget, self._prefills.threshold or n)
         size = batch.pages.fit_chunk(-1, start, chunk, hit)
         if self._states.running and size:
             pages = kv.pages_for_prompt(n, chunk, hit)
@@ -242,6 +245,7 @@ class Admission:
         states = self._states
         states.fast_path.end()
         request.status = Status.RUNNING
+        batch.budget -= request.num_encoder_tokens
         slot = states.slots.enter(request, hit.num_tokens)
         states.running[request.request_id] = request
         states.prefilling[request.request_id] = request

@@ -170,4 +170,5 @@ def _new_slot(request: Request) -> NewSlot:
         stop_token_ids=request.stop_token_ids,
         pooling=request.pooling,
         cache_salt=request.cache_salt,
+        encoder=request.encoder,
     )

@@ -115,7 +115,9 @@ class States:
         self.pools = self.pools or pools
         most = 0 if pools else request.params.max_tokens
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
-        new = Request(request, self.slots, limit, root_hash(request.cache_salt, digest=self.kv.digest))
+        encoder = None if request.encoder is None else request.encoder.key
+        root = root_hash(request.cache_salt, encoder=encoder, digest=self.kv.digest)
+        new = Request(request, self.slots, limit, root)
         self.connectors.added(new.request_id)
         self.requests[new.request_id] = new
         if new.timeout is not None:

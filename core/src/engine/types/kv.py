@@ -55,7 +55,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         sliding_window: None but for "sliding".
         tokens_per_block: of its table.
         layer_bytes: bytes of one layer in one page.
-        table: whose pages; None for kind "encoder", which keeps nothing.
+        table: whose pages; None for kind "encoder", which keeps nothing, and "cross", whose pages are no table's.
         offset: bytes from a page's beginning to its first layer.
         model: 0 for the model itself, 1 and more for draft models.
         num_q_heads: on this rank; 0 for kind "state".
@@ -88,7 +88,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
             copying a page of each table.
         page_bytes: bytes of one page: what the largest table needs.
         tables: in a fixed order; block tables and new pages are indexed by it.
-        groups: in the order of their tables, those of kind "encoder" last; plans of attention are indexed by it.
+        groups: in the order of their tables, those of none last; plans of attention are indexed by it.
         mark_bytes: at each page's end, among `page_bytes`: no layer's, but a mark of what the page holds (--kv-canary).
     """
 
@@ -111,7 +111,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
             kept = tuple(site for site in group.sites if site in sites)
             if not kept:
                 continue
-            offset = 0
+            offset = group.offset
             if group.table is not None:
                 offset = ends[group.table]
                 ends[group.table] += len(kept) * group.layer_bytes

@@ -16,7 +16,8 @@ KVKind = Literal["full", "sliding", "mla", "state", "cross", "encoder"]
 - `sliding`: of the last `sliding_window` tokens.
 - `mla`: one latent vector of every token, from which keys and values are made (latent attention, DeepSeek-V2).
 - `state`: one state of fixed size after the last token (Mamba, linear attention).
-- `cross`: keys and values of every token of the encoder, which the decoder's tokens all see (Bart, Whisper).
+- `cross`: keys and values of every token of the encoder, which the decoder's tokens all see (Bart, Whisper). They lie
+  beside the pool: who wants them again has the same input to the encoder, not the same prefix.
 - `encoder`: nothing. Each token of a prompt sees all others, so the prompt is computed whole in one step.
 """
 
@@ -69,6 +70,22 @@ class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
     divided: bool = True
 
 
+class EncoderForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What the encoder of an encoder-decoder model reads; `engine.types.request.EncoderInput` is one such input.
+
+    Args:
+        max_tokens: that it makes of the longest input.
+        features: of each step of an input; 0: its steps are token ids.
+        stride: steps of an input for each of its tokens.
+        decoder_prompt: the ids that the decoder begins with where a request says nothing else.
+    """
+
+    max_tokens: int
+    features: int = 0
+    stride: int = 1
+    decoder_prompt: tuple[int, ...] = ()
+
+
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What `config.json` says about a model, in one form for every architecture.
 
@@ -83,13 +100,14 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         kv_specs: one for each cache of a layer, in the layers' order; most have one.
         soft_cap: attention logits are squashed to +-soft_cap by tanh; None for none. Where a layer's spec says another,
             that holds.
-        attention_features: what else its layers ask of attention: "sinks", "alibi".
+        attention_features: what else its layers ask of attention: "sinks", "alibi", "relative_bias".
         eos_token_ids: from generation_config.json, else config.json.
         bos_token_id: None where there is none.
         config: config.json itself, for the model's body.
         generates: it has logits over the vocabulary, and is to write text; False: its hidden states are pooled.
         pooler: how, where requests do not say.
         num_token_types: of token type embeddings; 0: it has none.
+        encoder: of an encoder-decoder model, whose encoder's layers are counted behind the decoder's; else None.
         sampling: of requests that do not say how; filled in by the launcher, from generation_config.json and settings.
     """
 
@@ -109,6 +127,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     pooler: PoolerConfig = msgspec.field(default_factory=PoolerConfig)
     num_token_types: int = 0
+    encoder: EncoderForm | None = None
     sampling: SamplingDefaults = msgspec.field(default_factory=SamplingDefaults)
 
     @property
@@ -134,7 +153,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def whole_prompts(self) -> bool:
         """A prompt must be computed in one step: some layers let each token see those after it."""
-        return any(spec.kind == "encoder" for spec in self.kv_specs)
+        return self.encoder is None and any(spec.kind == "encoder" for spec in self.kv_specs)
 
 
 class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ _RANGES: dict[str, Range] = {
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "seed": (-(2**63), MAX_SEED),
-    "max_tokens": (1, MAX_INT),
+    "max_tokens": (0, MAX_INT),
     "min_tokens": (0, MAX_INT),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
@@ -99,7 +99,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         stop: strings at which the text ends; the string itself is cut unless `include_stop_str_in_output`.
         stop_token_ids: ids at which generation ends.
         ignore_eos: go on past the model's end-of-sequence ids.
-        max_tokens: the most tokens to generate; None means until the model's length.
+        max_tokens: the most tokens to generate; None means until the model's length. 0 only has the prompt's KV cache
+            where it is wanted next: it is found, loaded by connectors, or computed.
         min_tokens: no end of sequence, stop id or stop string before this many tokens.
         logprobs: None, or how many alternatives to report beside the chosen token at each position.
         detokenize: False leaves the text empty (then `stop` is refused).

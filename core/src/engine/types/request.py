@@ -6,10 +6,25 @@ import enum
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
 from engine.types.retention import KVRetention
+
+
+class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the encoder of an encoder-decoder model reads for a request.
+
+    Args:
+        key: the same for equal inputs alone: these are encoded once, and requests with others share no pages.
+        num_tokens: that the encoder makes of it.
+        data: int32 [n], token ids; or float32 [n, features]; see `engine.types.model.EncoderForm`.
+    """
+
+    key: str
+    num_tokens: int
+    data: np.ndarray
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -34,6 +49,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         kv_transfer: for connectors that move keys and values between engines: what the client sent as
             `kv_transfer_params`.
         kv_retention: what becomes of its cached pages; several with `tokens` retain several beginnings.
+        encoder: of an encoder-decoder model, whose decoder the prompt is for; else None.
     """
 
     request_id: str
@@ -49,6 +65,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     pooling: PoolingParams | None = None
     kv_transfer: dict[str, Any] | None = None
     kv_retention: tuple[KVRetention, ...] = ()
+    encoder: EncoderInput | None = None
 
 
 class FinishReason(enum.StrEnum):

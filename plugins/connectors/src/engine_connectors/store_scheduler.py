@@ -3,11 +3,17 @@
 It asks the store's directory which blocks of a prompt are there, says in plans which pages are to be read and written,
 and counts the ranks that have read theirs. What the workers could not do is known a little later, and costs a block
 that is computed again, never a wrong one: a page is checked when it is read.
+
+Engines that share a store can divide a request. Who computes a prompt for another (`do_remote_decode` of vLLM's
+proxies) answers with `do_remote_prefill` and three words more: `pool`; `num_tokens`, how many tokens its blocks have;
+and its `identity`. Who goes on then waits for blocks that are still being written.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -34,8 +40,14 @@ from engine_kit.kv_blocks import first_seen, keys_to_find, longest_prefix, whole
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
 
+log = logging.getLogger("engine.connectors")
+
 _MOST_KNOWN = 200_000
 """Keys that are remembered as kept: the oldest are then asked for, or written, once more."""
+PATIENCE_SECONDS = 1.0
+"""How long a prompt that another engine has computed waits while no more of it comes into the store; then what is
+missing is computed."""
+ASK_AGAIN_SECONDS = 0.005
 
 
 class Load(msgspec.Struct, kw_only=True):
@@ -105,6 +117,20 @@ class _Answer(NamedTuple):
     missing: list[bytes]
 
 
+class _Coming(NamedTuple):
+    """A prompt that is being written by another engine.
+
+    Args:
+        num_tokens: of the prefix that was there when it was asked for last.
+        since: when it was seen to have become so long; minus infinity: nothing is waited for any more.
+        next: when to ask again.
+    """
+
+    num_tokens: int
+    since: float
+    next: float
+
+
 class StoreScheduler(KVConnectorScheduler):
     """See there. All loads are asynchronous.
 
@@ -121,6 +147,8 @@ class StoreScheduler(KVConnectorScheduler):
         self._asker = ThreadPoolExecutor(1, "kv-store-lookup") if waits else None
         self._asked: dict[str, Future[_Answer]] = {}
         self._found: dict[str, _Answer] = {}
+        self._coming: dict[str, _Coming] = {}
+        self._now = context.clock.monotonic
         self._known: dict[bytes, None] = {}  # the oldest first
         self._loads: dict[int, tuple[str, list[np.ndarray]]] = {}
         """Whose each load under way is, and what the ranks that have ended it could not fill."""
@@ -134,14 +162,44 @@ class StoreScheduler(KVConnectorScheduler):
         """Blocks that the store has, one after the other, behind those in the pool."""
         found = self._found.get(request.request_id)
         if found is None or found.num_local != num_local:
+            coming = self._coming.get(request.request_id)
+            if coming is not None and self._now() < coming.next:
+                return LATER
             found = self._ask(request, num_local)
-            if found is None:
+            if found is None or self._comes(request, found.num_tokens):
                 return LATER
         if found.num_tokens <= num_local:
             self._found.pop(request.request_id, None)
             return None
         self._found[request.request_id] = found
         return Found(found.num_tokens - num_local, asynchronous=True)
+
+    def _comes(self, request: Transferable, num_tokens: int) -> bool:
+        """Whether more of the request than these tokens is likely to come, from an engine that has computed it."""
+        params = request.kv_transfer or {}
+        told = params.get("num_tokens")
+        if not (params.get("do_remote_prefill") and params.get("pool")) or not isinstance(told, int):
+            return False
+        size, now = self._layout.block_size, self._now()
+        if num_tokens >= min(told, request.num_loadable, request.num_prompt_tokens - 1) // size * size:
+            return False
+        coming = self._coming.get(request.request_id)
+        if coming is None and params.get("identity") != self._identity.hex():
+            log.warning(
+                "request %s computes its prompt itself: the other engine has another model, dtype, page format or "
+                "division over ranks",
+                request.request_id,
+            )
+            return False
+        since = now if coming is None or num_tokens > coming.num_tokens else coming.since
+        if now - since < PATIENCE_SECONDS:
+            self._coming[request.request_id] = _Coming(num_tokens, since, now + ASK_AGAIN_SECONDS)
+            return True
+        if since > -math.inf:
+            self._coming[request.request_id] = _Coming(num_tokens, -math.inf, now)
+            self._counts["never_came"] = self._counts.get("never_came", 0) + 1
+            log.warning("request %s: %d of %d tokens did not come", request.request_id, told - num_tokens, told)
+        return False
 
     def _ask(self, request: Transferable, num_local: int) -> _Answer | None:
         """None: the answer is not there yet."""
@@ -205,12 +263,18 @@ class StoreScheduler(KVConnectorScheduler):
             keys = [page_key(self._identity, table.index, one) for one in request.block_keys(table.index)]
             self._section.used += [key for key in keys if key in self._known]
         self.aborted(request.request_id)
-        return Held()
+        params, size = request.kv_transfer or {}, self._layout.block_size
+        whole = request.num_prompt_tokens // size * size
+        if not params.get("do_remote_decode") or not (whole and pages):
+            return Held()
+        told = {"do_remote_prefill": True, "do_remote_decode": False, "pool": True, "num_tokens": whole}
+        return Held({**told, "identity": self._identity.hex()})
 
     def aborted(self, request_id: str) -> None:
         """Nothing more is wanted for it. Loads under way go on, and are told."""
         self._found.pop(request_id, None)
         self._asked.pop(request_id, None)
+        self._coming.pop(request_id, None)
 
     def _know(self, keys: Sequence[bytes]) -> None:
         self._known |= dict.fromkeys(keys)

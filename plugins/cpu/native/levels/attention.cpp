@@ -157,6 +157,8 @@ private:
             QueryRow& row = tile.row(i - begin);
             look(first + t, static_cast<std::int64_t>(t), static_cast<std::int64_t>(n), row);
             row.slope = a_.slopes != nullptr ? a_.slopes[q_head] * LOG2E : 0.0f;
+            const auto width = static_cast<std::size_t>(2 * a_.span + 1);
+            row.bias = a_.biases != nullptr ? a_.biases + q_head * width + a_.span : nullptr;
             tile.take_query(i - begin, static_cast<const Operand*>(a_.q) + (first + t) * a_.q_stride +
                                            q_head * a_.q_head_stride);
             if (row.begin >= row.end) continue;

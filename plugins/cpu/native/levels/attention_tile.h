@@ -34,6 +34,7 @@ struct QueryRow {
     std::int64_t position;    // its own
     std::uint64_t hidden;     // bit b: it does not see key end - 1 - b
     float slope;              // of its head, times LOG2E
+    const float* bias;        // of its head: bias[d] for a key d places ahead, -span .. span; or null
 };
 
 // Keys key .. end - 1 of a head of the row with this table. None: end <= key.
@@ -86,7 +87,7 @@ public:
           size_(a.cache.size),
           stride_(AttentionScratch::padded(size_)),
           scale_(a.scale * LOG2E),
-          plain_(a.soft_cap == 0.0f && a.slopes == nullptr && a.scale > 0.0f) {
+          plain_(a.soft_cap == 0.0f && a.slopes == nullptr && a.biases == nullptr && a.scale > 0.0f) {
         constexpr std::size_t ROWS = AttentionScratch::ROWS;
         const auto take = [&memory](std::size_t bytes) {
             std::byte* taken = memory;
@@ -325,7 +326,7 @@ private:
         sums_.top[i] = top;
     }
 
-    // scale, soft cap and the slope of positions, times LOG2E.
+    // scale, soft cap, and what positions take away or add, times LOG2E.
     void bend(float* s, std::size_t from, std::size_t to, const QueryRow& row, std::int64_t key) const {
         const bool capped = a_.soft_cap != 0.0f;
         const Vec before = splat(capped ? a_.scale / a_.soft_cap : scale_), after = splat(a_.soft_cap * LOG2E);
@@ -333,10 +334,21 @@ private:
         for (std::size_t j = from; j < to; j += WIDTH) {
             Vec x = Vec::load(s + j) * before;
             if (capped) x = tanh(x) * after;
-            const auto ahead = static_cast<float>(key + static_cast<std::int64_t>(j) - row.position);
-            if (row.slope != 0.0f) x = Vec::fma(magnitude(numbered() + splat(ahead)), slope, x);
+            const std::int64_t ahead = key + static_cast<std::int64_t>(j) - row.position;
+            if (row.slope != 0.0f) x = Vec::fma(magnitude(numbered() + splat(static_cast<float>(ahead))), slope, x);
+            if (row.bias != nullptr) x = Vec::fma(biases(row.bias, ahead), splat(LOG2E), x);
             store(s + j, x);
         }
+    }
+
+    // Those of keys from this place on; far away all are the last one.
+    Vec biases(const float* bias, std::int64_t ahead) const {
+        const std::int64_t span = a_.span, last = ahead + static_cast<std::int64_t>(WIDTH) - 1;
+        if (ahead >= -span && last <= span) return Vec::load(bias + ahead);
+        float some[WIDTH];
+        for (std::size_t i = 0; i < WIDTH; ++i)
+            some[i] = bias[std::clamp(ahead + static_cast<std::int64_t>(i), -span, span)];
+        return Vec::load(some);
     }
 
     // What to read of the values: all where every row sees every key, else what any row sees. Of a pair with one key that

@@ -1,6 +1,7 @@
 // What multiplies by a gate that lies apart, and the norm with one. Plain loops, as in layers.cpp.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "levels/convert.h"
 #include "levels/functions.h"
@@ -45,34 +46,35 @@ void gate_rows(const GateBy& a, int threads) {
     }
 }
 
-template <typename T>
-float squares_of(const T* x, const T* gate, std::size_t size) {  // gate null: of x alone
+inline float silu(float x) { return x / (1.0f + exponential(-x)); }
+
+float squares_of(const float* x, std::size_t size) {
     float parts[LANES] = {}, total = 0;
-    const auto value = [&](std::size_t i) {
-        if (gate == nullptr) return widen(x[i]);
-        const float g = widen(gate[i]);
-        return widen(x[i]) * (g / (1.0f + exponential(-g)));
-    };
     std::size_t i = 0;
     for (; i + LANES <= size; i += LANES)
-        for (std::size_t j = 0; j < LANES; ++j) {
-            const float v = value(i + j);
-            parts[j] += v * v;
-        }
-    for (; i < size; ++i) total += value(i) * value(i);
+        for (std::size_t j = 0; j < LANES; ++j) parts[j] += x[i + j] * x[i + j];
+    for (; i < size; ++i) total += x[i] * x[i];
     for (const float part : parts) total += part;
     return total;
 }
 
 template <typename T>
 void norm_rows(const GatedNorm& a, int threads) {
-    const std::size_t width = a.squares == nullptr ? a.size : a.channels, groups = a.channels / std::max<std::size_t>(1, width);
+    const std::size_t width = a.squares == nullptr ? a.size : a.channels;
+    const std::size_t groups = a.channels / std::max<std::size_t>(1, width);
     parallel_for(threads, a.rows * groups, rows_a_piece(width), [&](std::size_t begin, std::size_t end) {
+        static thread_local std::vector<float> room;
+        if (room.size() < width) room.resize(width);
+        float* value = room.data();  // what is normed
         for (std::size_t item = begin; item < end; ++item) {
             const std::size_t row = item / groups, first = item % groups * width;
             const T* x = static_cast<const T*>(a.x) + row * a.x_stride + first;
             const T* gate = static_cast<const T*>(a.gate) + row * a.gate_stride + first;
-            const float squares = a.given ? a.squares[row] : squares_of(x, a.gate_last ? nullptr : gate, width);
+            if (a.gate_last)
+                for (std::size_t i = 0; i < width; ++i) value[i] = widen(x[i]);
+            else
+                for (std::size_t i = 0; i < width; ++i) value[i] = widen(x[i]) * silu(widen(gate[i]));
+            const float squares = a.given ? a.squares[row] : squares_of(value, width);
             if (a.squares != nullptr && !a.given) {
                 a.squares[row] = squares;
                 continue;
@@ -81,16 +83,11 @@ void norm_rows(const GatedNorm& a, int threads) {
             const T* weight = static_cast<const T*>(a.weight) + first;
             T* out = static_cast<T*>(a.out) + row * a.channels + first;
             if (a.gate_last)
-                for (std::size_t i = 0; i < width; ++i) {
-                    const float g = widen(gate[i]);
-                    out[i] = narrow<T>(widen(x[i]) * factor * widen(weight[i]) * (g / (1.0f + exponential(-g))));
-                }
+                for (std::size_t i = 0; i < width; ++i)
+                    out[i] = narrow<T>(value[i] * factor * widen(weight[i]) * silu(widen(gate[i])));
             else
-                for (std::size_t i = 0; i < width; ++i) {  // rounded before the weight is applied, as the reference does
-                    const float g = widen(gate[i]);
-                    const float normed = widen(x[i]) * (g / (1.0f + exponential(-g))) * factor;
-                    out[i] = narrow<T>(widen(narrow<T>(normed)) * widen(weight[i]));
-                }
+                for (std::size_t i = 0; i < width; ++i)  // rounded before the weight is applied, as the reference does
+                    out[i] = narrow<T>(widen(narrow<T>(value[i] * factor)) * widen(weight[i]));
         }
     });
 }

@@ -187,6 +187,7 @@ void conv_rows(const CausalConv& a, int threads) {
         if (room.size() < past_rows * CHANNELS) room.resize(past_rows * CHANNELS);
         T* past = room.data();
         float sum[CHANNELS];
+        float* weights = room_for((a.kernel + 1) * CHANNELS);  // and the bias
         for (std::size_t item = begin; item < end; ++item) {
             const Row row(a.places, item / blocks);
             const std::size_t channel = item % blocks * CHANNELS, width = std::min(CHANNELS, a.channels - channel);
@@ -202,14 +203,19 @@ void conv_rows(const CausalConv& a, int threads) {
                 return t + k < row.begin + past_rows ? past + (t - row.begin + k) * CHANNELS
                                                      : at<T>(a.x, (t + k - past_rows) * a.x_stride + channel);
             };
+            std::memset(weights, 0, CHANNELS * sizeof(float));
+            if (a.bias != nullptr)
+                for (std::size_t j = 0; j < width; ++j) weights[j] = widen(at<T>(a.bias, channel)[j]);
+            for (std::size_t k = 0; k < a.kernel; ++k)
+                for (std::size_t j = 0; j < width; ++j)
+                    weights[(k + 1) * CHANNELS + j] = widen(at<T>(a.weight, k * a.weight_stride + channel)[j]);
             std::size_t next = row.mark;
             for (std::size_t t = row.begin; t < row.end; ++t) {
-                for (std::size_t j = 0; j < width; ++j)
-                    sum[j] = a.bias == nullptr ? 0.0f : widen(at<T>(a.bias, channel)[j]);
+                std::memcpy(sum, weights, width * sizeof(float));
                 for (std::size_t k = 0; k < a.kernel; ++k) {
                     const T* x = input(t, k);
-                    const T* weight = at<T>(a.weight, k * a.weight_stride + channel);
-                    for (std::size_t j = 0; j < width; ++j) sum[j] += widen(x[j]) * widen(weight[j]);
+                    const float* weight = weights + (k + 1) * CHANNELS;
+                    for (std::size_t j = 0; j < width; ++j) sum[j] += widen(x[j]) * weight[j];
                 }
                 T* out = at<T>(a.out, t * a.channels + channel);
                 for (std::size_t j = 0; j < width; ++j) out[j] = narrow<T>(sum[j] / (1.0f + exponential(-sum[j])));

@@ -253,8 +253,10 @@ class Attention:
         sinks: int,
         slopes: int,
         hidden: int = 0,
+        biases: int = 0,
+        span: int = 0,
     ) -> None:
-        """lse, kv_index, sinks, slopes, hidden: 0 for none; soft_cap, window: 0 for none."""
+        """lse, kv_index, sinks, slopes, hidden, biases: 0 for none; soft_cap, window: 0 for none."""
 
     @staticmethod
     def move(cache: PagedCache, source: int, destination: int, count: int) -> None:

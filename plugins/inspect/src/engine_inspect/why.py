@@ -152,6 +152,8 @@ def _said(
                 reason = f"gets what {before} ({reason})" if place else f"asked first ({reason})"
             return "chosen", (reason, *_remarks(card, selection.need))
     by_architecture = turns and point.pick == "by_architecture"
+    if by_architecture and _is_alias(candidate, turns[0].candidate):
+        return "fits", (f"it is '{turns[0].candidate.name}' by another name",)
     if by_architecture and candidate.name not in (turns[0].need.architecture, ANY_ARCHITECTURE):
         return "unfit", ("it is for another architecture",)
     if turns and point.pick in ("ordered", "per_kind") and not PICKS[point.pick].served(card, asks):
@@ -166,6 +168,12 @@ def _said(
     if not turns:
         return "fits", (_NONE_AT_WORK + (f"; name one with {point.option_flag}" if point.optional else ""),)
     return "fits", (_why_before(turns, candidate, card),)
+
+
+def _is_alias(candidate: Candidate, chosen: Candidate) -> bool:
+    """Whether both are one driver for any architecture, which has a second name to be asked for by."""
+    same = (candidate.distribution, candidate.value) == (chosen.distribution, chosen.value)
+    return same and ANY_ARCHITECTURE in (candidate.name, chosen.name)
 
 
 def _why_before(turns: Sequence[Selection[Any]], candidate: Candidate, card: type[Card]) -> str:

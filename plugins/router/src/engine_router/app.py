@@ -19,7 +19,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 import engine
-from engine.types.errors import EngineError
+from engine.types.errors import ConfigError, EngineError
 from engine.types.request import EngineRequest
 from engine_router.backends import Backend, Group, routed_by
 from engine_router.connections import Answer, Headers, Lost, Unreachable, ask_json_bytes
@@ -137,6 +137,13 @@ class RouterApp:
     def ahead(self) -> Ahead | None:
         """See the arguments."""
         return self._ahead
+
+    @property
+    def listening(self) -> Sequence[Backend]:
+        """Servers that others connect to, by the order of work."""
+        if self._prefill is None or self._ahead is None:
+            return ()
+        return (self._group if self._ahead == "push" else self._prefill).backends
 
     def whole(self, why: str) -> None:
         """Count a request that is not divided."""
@@ -376,7 +383,10 @@ class Passage:
         receiver = self._app.group.choose(request, set())
         only = None if ahead == "push" else self._app.prefill.choose(request, set())
         listens = receiver if ahead == "push" else only
-        place = None if listens is None else await place_of(listens)
+        place = None
+        if listens is not None:
+            with contextlib.suppress(ConfigError):
+                place = await place_of(listens)
         if receiver is None or place is None:
             self._app.whole("no_place")
             return await self._to_one(self._app.group, request, self._body)
@@ -462,14 +472,29 @@ async def _ended(task: asyncio.Future[T]) -> T | None:
 
 async def place_of(backend: Backend) -> dict[str, Any] | None:
     """Where a server's connector listens: its `advertise` or `host`, and `port`, which it was started with. Asked
-    once."""
+    once. None where it does not answer. Raises ConfigError where it says that nobody can connect to it."""
     if backend.engine_info is None:
-        with contextlib.suppress(Unreachable, Lost, TimeoutError, ValueError, KeyError, TypeError, AttributeError):
-            status, body = await ask_json_bytes(backend.pool, "/server_info", LOOK_SECONDS)
-            options = orjson.loads(body)["settings"]["options"]["kv_connector"] if status == 200 else {}
+        try:
+            _, body = await ask_json_bytes(backend.pool, "/server_info", LOOK_SECONDS)
+            settings = orjson.loads(body)["settings"]
+            connector, options = settings["points"].get("kv_connector"), settings["options"].get("kv_connector", {})
             host = options.get("advertise") or options.get("host") or backend.address.host
-            backend.engine_info = {"remote_host": host, "remote_port": int(options["port"])}
+            port = None if options.get("port") is None else int(options["port"])
+        except (Unreachable, Lost, TimeoutError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # or it is another engine's, or loads its model
+        if port is None:
+            raise _nowhere(backend, connector)
+        backend.engine_info = {"remote_host": host, "remote_port": port}
     return backend.engine_info
+
+
+def _nowhere(backend: Backend, connector: str | None) -> ConfigError:
+    at_work = f"its kv_connector is {connector}, without a port" if connector else "it has no KV connector"
+    return ConfigError(
+        f"let two servers work on one prompt at once, where {backend.name} is connected to",
+        f"{at_work}; in a pool others find what was saved, and nobody pushes or pulls",
+        "start it with --kv-connector tcp and --kv-connector.port, or leave --order decode-first and --overlap out",
+    )
 
 
 async def _answer(send: Send, content: Any, status: int = 200) -> None:

@@ -13,7 +13,7 @@ from uvicorn.config import LOGGING_CONFIG
 from engine.embedding import Merged
 from engine.plugin import Registry
 from engine_kit.logs import logs_json
-from engine_router.app import Ahead, Counts, RouterApp
+from engine_router.app import Ahead, Counts, RouterApp, place_of
 from engine_router.backends import Backend, Group, choose_router, watch
 from engine_router.config import RouterConfig, addresses, read_config
 from engine_server.lifecycle import (
@@ -73,8 +73,9 @@ class Router:
         counts = Counts()
         ahead: Ahead | None = "push" if config.order == "decode-first" else "follow" if config.overlap else None
         self.groups = [one for one in (prefilling, answering) if one is not None]
+        self._app = RouterApp(answering, prefilling, self.lifecycle, counts, ahead=ahead)
         self.app = Entry(
-            RouterApp(answering, prefilling, self.lifecycle, counts, ahead=ahead),
+            self._app,
             counts.responses,
             max_body=config.max_body,
             timeout=config.body_timeout,
@@ -87,7 +88,8 @@ class Router:
         return [backend for group in self.groups for backend in group.backends]
 
     async def run(self, listener: socket.socket) -> int:
-        """Until a signal."""
+        """Until a signal. Raises ConfigError for a server that others are to connect to, and that says they cannot."""
+        await asyncio.gather(*map(place_of, self._app.listening))
         loop, stopped, now = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         server = self.server()
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from engine.embedding import Key, Merged
 from engine.plugin.card import Command
 from engine.types.errors import ConfigError, InvalidRequestError
 from engine_kit.flags import (
@@ -31,6 +32,7 @@ class Serve(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         name_positional_model(arguments, "serve")
         merged = command_settings(arguments)
+        give_role(merged)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.embedding import EngineConfig
@@ -39,6 +41,23 @@ class Serve(Command):
 
         config, server = EngineConfig.from_merged(merged), ServerConfig.from_merged(merged)
         return serve(config, server)
+
+
+def give_role(merged: Merged) -> None:
+    """Let connectors have `kv_role` as their option `role`. One that has no such option is refused as with any other.
+
+    Raises ConfigError where no connector is named, and where the option says something else.
+    """
+    if (role := merged.section("settings").get("kv_role")) is None:
+        return
+    option = Key("options", "kv_connector", "role")
+    if merged.choice("kv_connector")[0] == "auto":
+        found = "no connector is named, and by one it would serve the others"
+        raise ConfigError(f"set kv_role to {role!r}", found, "name one that has a role, e.g. --kv-connector tcp")
+    if merged.values.get(option, role) != role:
+        found = f"--kv-connector.role is {merged.values[option]!r}"
+        raise ConfigError(f"set kv_role to {role!r}", found, "say one of them")
+    merged.set(option, role, merged.origins[Key("settings", "kv_role")])
 
 
 _EPILOG = """\

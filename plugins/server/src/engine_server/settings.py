@@ -66,6 +66,12 @@ class ServerSettings(Settings):
         repeatable=True,
         least=1,
     )
+    kv_role: str | None = setting(
+        None,
+        "what this server does for others by its KV connector (--kv-connector.role): prefill computes prompts for "
+        "them, decode goes on from theirs, both does either",
+        choices=("prefill", "decode", "both"),
+    )
     max_queue: int = setting(8192, "most sequences that wait for a place; what comes then is refused (429)", least=0)
     max_body: int = setting(
         8 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)", type="bytes"

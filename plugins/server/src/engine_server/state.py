@@ -126,7 +126,8 @@ class ServerState:
             prompts = [{**_fields(prompts[0]), "kv_transfer": body.kv_transfer_params}]  # type: ignore[list-item]
         if body.kv_retention is not None:
             wish = body.kv_retention.model_dump(exclude_none=True)
-            prompts = [{**_fields(prompt), "kv_retention": wish} for prompt in prompts]  # type: ignore[misc]
+            fields = [_fields(prompt) for prompt in prompts]
+            prompts = [{**one, "kv_retention": [wish, *one.get("kv_retention", ())]} for one in fields]  # type: ignore[misc]
         kind = OutputKind.DELTA if body.stream else OutputKind.FINAL
         return await self.submit(request, body, prompts, [params] * len(prompts), identity, kind)
 

@@ -110,8 +110,12 @@ def beam_search(llm: LLM, prompts: Any, params: BeamSearchParams, use_tqdm: Any 
     def expand(beams: list[tuple[int, list[int]]]) -> list[dict[int, Logprob]]:
         asked = []
         for place, tokens in beams:
-            salt = processed[place].requests[0].cache_salt
-            prompt = {"prompt_token_ids": tokens} | ({} if salt is None else {"cache_salt": salt})
+            request = processed[place].requests[0]
+            prompt: dict[str, Any] = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
+            if request.encoder is None:
+                prompt["prompt_token_ids"] = tokens
+            else:
+                prompt |= {"encoder_prompt": request.encoder, "decoder_prompt": tokens}
             asked.append(inputs.complete(next(names), prompt, one))  # hooks have let in what it is a part of
         outputs = llm.run(asked, use_tqdm)
         return [output.outputs[0].logprobs[0] for output in outputs if output.outputs[0].logprobs]

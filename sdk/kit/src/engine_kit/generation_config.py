@@ -39,6 +39,11 @@ def with_defaults(config: EngineConfig, files: CheckpointFiles, model: ModelDesc
     Raises ConfigError as the functions below.
     """
     file = read_generation_config(config, files)
+    if model.encoder is not None:
+        own = model.encoder.decoder_prompt
+        first = _token_ids(files.generation_config.get("decoder_start_token_id"))[:1] or own[:1]
+        prompt = (*first, *(_token_ids(files.generation_config.get("forced_bos_token_id"))[:1] or own[1:]))
+        model = msgspec.structs.replace(model, encoder=msgspec.structs.replace(model.encoder, decoder_prompt=prompt))
     ends = _token_ids(file.get("eos_token_id")) or _token_ids(files.generation_config.get("eos_token_id"))
     return msgspec.structs.replace(
         model,

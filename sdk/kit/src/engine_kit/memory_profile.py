@@ -15,9 +15,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from engine.types.model import EncoderForm
 from engine.types.params import SamplingParams
 from engine.types.plan import LeftSlots, NewBlocks, NewSlot, StepPlan
 from engine.types.pooling import PoolingParams
+from engine.types.request import EncoderInput
 from engine.types.start import WorkerStart
 
 
@@ -47,6 +49,7 @@ def largest_step(start: WorkerStart) -> StepPlan:
     num_tokens = np.array([1] * num_decodes + sorted(prompts), np.int32)
     slots = np.arange(num_tokens.size, dtype=np.int32)
     pooling = None if start.model.generates else PoolingParams(task=start.model.pooler.tasks[0])
+    encoder = None if start.model.encoder is None else _longest_input(start.model.encoder)
     params = SamplingParams(temperature=1.0, top_p=0.9, top_k=20, logprobs=1, repetition_penalty=1.1, seed=0)
     return StepPlan(
         step_id=1,
@@ -64,11 +67,19 @@ def largest_step(start: WorkerStart) -> StepPlan:
                 params=params,
                 stop_token_ids=np.empty(0, np.int32),
                 pooling=pooling,
+                encoder=encoder,
             )
             for slot, n in enumerate(num_tokens.tolist())
         ],
         new_blocks=[_blocks(num_tokens, table.tokens_per_block) for table in start.layout.tables],
     )
+
+
+def _longest_input(form: EncoderForm) -> EncoderInput:
+    """One for all rows: inputs are encoded one after the other."""
+    steps = form.max_tokens * form.stride
+    data = np.zeros((steps, form.features), np.float32) if form.features else np.zeros(steps, np.int32)
+    return EncoderInput(key="profile", num_tokens=form.max_tokens, data=data)
 
 
 def drafted_step(start: WorkerStart, num_drafts: int) -> StepPlan:

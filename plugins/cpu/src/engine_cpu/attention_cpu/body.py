@@ -122,13 +122,15 @@ class CpuAttentionBody:
         result = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         sums = lse if lse is None or _dense_float(lse) else torch.empty(lse.shape, dtype=torch.float32)
         sinks, slopes = layer.sinks, layer.alibi_slopes
-        trees = (plan.hidden,) if plan.hidden else ()
+        more = {"hidden": plan.hidden} if plan.hidden else {}
+        if (biases := layer.relative_bias) is not None:
+            more |= {"biases": biases.data_ptr(), "span": biases.shape[1] // 2}
         kernels.forward(
             DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1), result.data_ptr(),
             0 if sums is None else sums.data_ptr(), plan.query_start_loc, plan.block_table, plan.table_stride,
             plan.kv_index, plan.num_rows, plan.num_tokens, paged, layer.scale, layer.need.soft_cap or 0.0,
             layer.group.sliding_window or 0, 0 if sinks is None else sinks.data_ptr(),
-            0 if slopes is None else slopes.data_ptr(), *trees,
+            0 if slopes is None else slopes.data_ptr(), **more,
         )  # fmt: skip
         if result is not out:
             out.copy_(result)

@@ -9,7 +9,7 @@ from engine_cpu.levels import LevelOptions, not_run
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
-FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "lse"})
+FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "lse"})
 
 
 class CpuAttentionOptions(LevelOptions):
@@ -23,7 +23,7 @@ class CpuAttention(AttentionCard):
     framework = "torch"
     captured_by = frozenset({TAPE})
     batch_invariant = True
-    kinds = frozenset({"full", "sliding", "encoder"})
+    kinds = frozenset({"full", "sliding", "cross", "encoder"})
     Options = CpuAttentionOptions
     body = "engine_cpu.attention_cpu.body:CpuAttentionBody"
 
@@ -52,6 +52,8 @@ class CpuAttention(AttentionCard):
         reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
         if need.features >= {"tree", "alibi"}:
             reasons.append("slopes are not served with trees of drafts (features 'alibi' and 'tree')")
+        if need.features >= {"tree", "relative_bias"}:
+            reasons.append("relative biases are not served with trees of drafts (features 'relative_bias' and 'tree')")
         return reasons
 
     @classmethod

@@ -34,7 +34,7 @@ class TritonAttention(AttentionCard):
 
     priority = 5  # before torch's; after what is made for the processor, where kernels are only interpreted
     framework = "torch"
-    kinds = frozenset({"full", "sliding", "encoder"})
+    kinds = frozenset({"full", "sliding", "cross", "encoder"})
     Options = TritonAttentionOptions
     body = "engine_cuda.attention_triton.body:TritonAttentionBody"
 

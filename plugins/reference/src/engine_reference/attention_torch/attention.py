@@ -50,6 +50,13 @@ def weights_of(
     return torch.exp(scores - total.unsqueeze(-1)), total
 
 
+def bias_of(table: torch.Tensor, ahead: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What each head adds to its scores of keys that stand so many places ahead of their queries, int64 [..., S]: a
+    table `engine.interfaces.attention.AttentionLayer.relative_bias` -> [heads, ..., S]."""
+    span = table.shape[1] // 2
+    return table.to(dtype)[:, ahead.clamp(-span, span) + span]
+
+
 def see_nothing(out: torch.Tensor, lse: torch.Tensor | None, sinks: torch.Tensor | None) -> None:
     """The results [n, Hq, D] and [n, Hq] of queries that see no key, but their heads' sinks where there are some."""
     out.zero_()
@@ -98,10 +105,12 @@ def forward_encoder(
         for first in range(start, stop, at_once):
             last = min(first + at_once, stop)
             scores = scores_of(layer, q[first:last].transpose(0, 1), keys)
+            place = torch.arange(stop - start, device=q.device)
+            ahead = place - place[first - start : last - start].unsqueeze(1)
             if layer.alibi_slopes is not None:
-                place = torch.arange(stop - start, device=q.device)
-                distance = (place - place[first - start : last - start].unsqueeze(1)).abs()
-                scores -= layer.alibi_slopes.to(wide).view(-1, 1, 1) * distance
+                scores -= layer.alibi_slopes.to(wide).view(-1, 1, 1) * ahead.abs()
+            if layer.relative_bias is not None:
+                scores += bias_of(layer.relative_bias, ahead, wide)
             sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
             weights, total = weights_of(scores, sinks, lse is not None)
             out[first:last] = torch.bmm(weights, values).transpose(0, 1)
@@ -110,7 +119,8 @@ def forward_encoder(
 
 
 class TorchAttentionBody:
-    """Paged attention with grouped heads, sliding window, soft cap, sinks, ALiBi, any `kv_index` and trees."""
+    """Paged attention with grouped heads, sliding window, soft cap, sinks, ALiBi, relative biases, any `kv_index` and
+    trees."""
 
     capture_level: CaptureLevel = "none"
     """A plan's shapes follow the lengths of the step, so what it launches cannot be replayed for the next one."""
@@ -192,6 +202,9 @@ def _decode(
     if layer.alibi_slopes is not None:
         slopes = layer.alibi_slopes.to(scores.dtype).view(1, -1, 1)
         scores.view(rows, -1, chunk.num_keys).sub_(slopes * chunk.distance.unsqueeze(1))
+    if layer.relative_bias is not None:  # keys ahead of the query are hidden
+        bias = bias_of(layer.relative_bias, -chunk.distance, scores.dtype)
+        scores.view(rows, -1, chunk.num_keys).add_(bias.transpose(0, 1))
     if chunk.hidden is not None:
         scores.view(rows, -1, chunk.num_keys).masked_fill_(chunk.hidden.unsqueeze(1), -torch.inf)
         # Hidden keys have weight 0, but 0 * NaN would still spoil the sum.
@@ -250,9 +263,12 @@ def _prefill(
         grouped = q[start:stop].view(stop - start, heads, -1, size).permute(1, 2, 0, 3)
         scores = scores_of(layer, grouped.reshape(heads, -1, size), keys)
         scores = scores.view(num_heads, stop - start, len(key))
-        if layer.alibi_slopes is not None:
-            distance = before.abs() if branches is None else before - branches.between(before)
-            scores.sub_(layer.alibi_slopes.to(scores.dtype).view(-1, 1, 1) * distance)
+        if layer.alibi_slopes is not None or layer.relative_bias is not None:
+            distance = before if branches is None else before - branches.between(before)
+            if layer.alibi_slopes is not None:
+                scores.sub_(layer.alibi_slopes.to(scores.dtype).view(-1, 1, 1) * distance.abs())
+            if layer.relative_bias is not None:
+                scores.add_(bias_of(layer.relative_bias, -distance, scores.dtype))
         scores.masked_fill_(hidden, -torch.inf)
         sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
         weights, total = weights_of(scores, sinks, lse is not None, blind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from reprlib import repr as short
 from typing import Annotated, Any, Literal
 
@@ -11,22 +12,12 @@ from pydantic import Field, model_validator
 from engine.interfaces.tool_parser import FunctionTool
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_server.anthropic.cache_marks import CacheControl, Mark, check_number, take_mark
 from engine_server.bodies import Body, GeneratingBody, Objects, Strings, encoded
 from engine_server.conversation.reading import JSONObject, Messages, bad, texts
 from engine_server.conversation.tools import Choice, ToolRequest, chat_form, check_chosen, function_tool, read_tools
 from engine_server.conversation.turn import Conversation
 from engine_server.state import sampling_params
-
-
-class CacheControl(Body):
-    """What begins like an earlier prompt is found in the prefix cache, marked or not, so that a mark asks nothing more.
-    `ttl` is refused: pages stay as long as there is room.
-
-    Args:
-        type: the only one.
-    """
-
-    type: Literal["ephemeral"]
 
 
 class Thinking(Body):
@@ -117,7 +108,7 @@ class CountTokensBody(Body):
         tool_choice: what the model does with them.
         thinking: whether it thinks before it answers; without it, the model decides.
         output_config: what the answer must be.
-        cache_control: asks for what is so in any case.
+        cache_control: keeps the whole prompt, as if it stood at its last block.
         chat_template_kwargs: ours: further variables for the model's chat template.
     """
 
@@ -136,7 +127,7 @@ class MessagesBody(CountTokensBody, GeneratingBody):
     """`POST /v1/messages`.
 
     Args:
-        max_tokens: the most tokens of the answer, thoughts included.
+        max_tokens: the most tokens of the answer, thoughts included; 0: only the prompt is brought to the device.
         stop_sequences: texts that end the answer, and are left out of it.
         metadata: about the request.
         service_tier: all requests are served alike, as the answer's `usage` says: "standard".
@@ -151,7 +142,7 @@ class MessagesBody(CountTokensBody, GeneratingBody):
     @model_validator(mode="after")
     def _budget_leaves_an_answer(self) -> MessagesBody:
         budget = None if self.thinking is None else self.thinking.budget_tokens
-        if budget is not None and budget >= self.max_tokens:
+        if budget is not None and self.max_tokens and budget >= self.max_tokens:
             raise ValueError("thinking.budget_tokens has to be less than max_tokens")
         return self
 
@@ -169,45 +160,77 @@ _HERE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "too
 """The blocks that may stand in a message of each role."""
 
 
-def conversation(body: CountTokensBody) -> Conversation:
-    """What a body says. Raises APIError, a 400 that says where."""
+def conversation(body: CountTokensBody) -> tuple[Conversation, list[Mark]]:
+    """What a body says, and its marks of `cache_control`. Raises APIError, a 400 that says where."""
     if not body.messages:
         raise bad("messages", "is empty", "send at least one")
     read = _MessagesReader()
-    if body.system is not None and (system := _texts(body.system, "system")):
-        read.add("system", system)
+    if body.system is not None:
+        read.take_system(body.system)
+    system = read.beginning()
     for i, message in enumerate(body.messages):
         read.take(message, f"messages.{i}")
     prefill = read.cut_prefill(f"messages.{len(body.messages) - 1}")
-    tools = tool_request(body)
-    return Conversation(messages=read.row, tools=tools, variables=body.chat_template_kwargs, prefill=prefill)
+    tools, seconds = tool_request(body)
+    marks = [Mark(one, system, i + 1) for i, one in enumerate(seconds) if one is not None]
+    marks += read.marks
+    if body.cache_control is not None:
+        marks.append(Mark(body.cache_control.seconds, None))
+    check_number(marks)
+    return Conversation(messages=read.row, tools=tools, variables=body.chat_template_kwargs, prefill=prefill), marks
 
 
-def tool_request(body: CountTokensBody) -> ToolRequest:
-    """What a body says of tools."""
+def tool_request(body: CountTokensBody) -> tuple[ToolRequest, list[float | None]]:
+    """What a body says of tools, and the mark of each."""
     choice = body.tool_choice or ToolChoice(type="auto")
     if not body.tools:
         if choice.type in ("any", "tool"):
             raise bad("tool_choice", f'is of type "{choice.type}", and there are no tools', "send tools")
-        return ToolRequest()
-    offered = read_tools(body.tools, _tool)
+        return ToolRequest(), []
+    marks: list[float | None] = []
+    offered = read_tools(body.tools, partial(_tool, marks))
     name = "" if choice.name is None else check_chosen(choice.name, offered)
     parallel = not choice.disable_parallel_tool_use
-    return ToolRequest(offered, chat_form(offered), _CHOICES[choice.type], name, parallel)
+    return ToolRequest(offered, chat_form(offered), _CHOICES[choice.type], name, parallel), marks
 
 
-def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
+def _tool(marks: list[float | None], i: int, tool: Mapping[str, Any]) -> FunctionTool:
     fields = JSONObject(tool, f"tools.{i}")
     if (kind := fields.take("type") or "custom") != "custom":
         raise bad(f"{fields.where}.type", f"is {short(kind)}", 'send "custom": this server has no tools of its own')
-    _take_mark(fields)
+    marks.append(take_mark(fields))
     if fields.left.get("input_schema") is None:
         raise bad(f"{fields.where}.input_schema", "is missing", "send a JSON schema of an object")
     return function_tool(fields.left, fields.where, "input_schema")
 
 
 class _MessagesReader(Messages):
-    """Reads messages one after another. Those of one role in a row become one, as Anthropic's server has it."""
+    """Reads messages one after another. Those of one role in a row become one, as Anthropic's server has it.
+
+    Attributes:
+        marks: those at blocks of messages and of the system prompt.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: list[Mark] = []
+
+    def beginning(self) -> list[dict[str, Any]]:
+        """All messages so far, as they stand by now."""
+        return [
+            {**said, "tool_calls": list(said["tool_calls"])} if "tool_calls" in said else dict(said)
+            for said in self.row
+        ]
+
+    def take_system(self, system: str | list[dict[str, Any]]) -> None:
+        """The system prompt. One that is empty is none."""
+        marks: list[float | None] = []
+        if text := _texts(system, "system", marks):
+            self.add("system", text)
+        for i, seconds in enumerate(marks):
+            if seconds is not None:
+                begun = "\n".join(block["text"] for block in system[: i + 1])  # type: ignore[index]
+                self.marks.append(Mark(seconds, [{"role": "system", "content": begun}]))
 
     def add(self, role: str, text: str) -> None:
         """A text of this role."""
@@ -244,6 +267,7 @@ class _MessagesReader(Messages):
         return str(last["content"])
 
     def _block(self, role: str, block: JSONObject) -> None:
+        marks: list[float | None] = []
         match block.one_of("type", _HERE[role]):
             case "text":
                 self.add(role, block.text("text"))
@@ -260,30 +284,24 @@ class _MessagesReader(Messages):
                 self.call(identity, name, encoded(given).decode())
             case "tool_result":
                 identity, content = block.text("tool_use_id"), block.take("content")
-                text = _texts(content, f"{block.where}.content") if content is not None else ""
+                text = _texts(content, f"{block.where}.content", marks) if content is not None else ""
                 text = f"Error: {text}" if block.flag("is_error") else text
                 self.result(identity, text, f"{block.where}.tool_use_id", "tool_use", "send its id")
-        _take_mark(block)
+        marks.append(take_mark(block))
         block.end()
+        self.marks += [Mark(seconds, self.beginning()) for seconds in marks if seconds is not None]
 
 
-def _texts(content: Any, where: str) -> str:
-    return texts(content, where, "text", "send a text, or a list of text blocks", _rest_of_text)
+def _texts(content: Any, where: str, marks: list[float | None]) -> str:
+    """A text, or those of blocks, whose marks are added to `marks`."""
+    return texts(content, where, "text", "send a text, or a list of text blocks", partial(_rest_of_text, marks))
 
 
-def _rest_of_text(block: JSONObject) -> None:
-    _take_mark(block)
+def _rest_of_text(marks: list[float | None], block: JSONObject) -> None:
+    marks.append(take_mark(block))
     _no_citations(block)
 
 
 def _no_citations(block: JSONObject) -> None:
     if block.take("citations"):
         raise bad(f"{block.where}.citations", "is not supported", "leave it out")
-
-
-def _take_mark(block: JSONObject) -> None:
-    """See `CacheControl`."""
-    if (value := block.take("cache_control")) is not None:
-        mark = JSONObject(value, f"{block.where}.cache_control")
-        mark.one_of("type", ("ephemeral",))
-        mark.end()

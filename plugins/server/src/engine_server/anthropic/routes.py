@@ -14,8 +14,10 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from engine.embedding import TextPrompt
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import errors, stream
+from engine_server.anthropic.cache_marks import Kept, Mark, find
 from engine_server.anthropic.input import CountTokensBody, MessagesBody, conversation
 from engine_server.bodies import JSON, Answer
 from engine_server.conversation.completion import Block, BlockNews, Blocks, new_id
@@ -27,6 +29,7 @@ from engine_server.conversation.turn import (
     with_effort,
     without_thoughts,
 )
+from engine_server.errors import invalid
 from engine_server.middleware import engine_id, note, request_id
 from engine_server.state import ServerState, State, collect
 
@@ -58,12 +61,21 @@ class ToolUseBlock(Answer):
     input: dict[str, Any]
 
 
+class CacheCreation(Answer):
+    """The tokens that are kept from now on, by how long."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
 class MessageUsage(Answer):
-    """Tokens; those of the prompt that were found in the prefix cache stand apart."""
+    """Tokens. Those of the prompt are told apart: that were found in the prefix cache, that were not and are kept from
+    now on (`cache_control`), and all others."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
+    cache_creation: CacheCreation
     output_tokens: int
     service_tier: Literal["standard"]
 
@@ -97,7 +109,11 @@ class MessageMaker:
     """Makes one message of what `blocks` reads. One that is cut off with fewer tokens than `max_tokens` has filled the
     context."""
 
-    def __init__(self, identity: str, model: str, blocks: Blocks, max_tokens: int) -> None:
+    def __init__(
+        self, state: ServerState, identity: str, model: str, blocks: Blocks, max_tokens: int, kept: Kept
+    ) -> None:
+        self._state = state
+        self._kept = kept
         self._identity = identity
         self._model = model
         self._blocks = blocks
@@ -167,13 +183,8 @@ class MessageMaker:
         }
 
     def _usage(self, output: RequestOutput) -> dict[str, Any]:
-        cached = output.num_cached_tokens
-        return {
-            "input_tokens": len(output.prompt_token_ids) - cached,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached,
-            "output_tokens": self._num_tokens,
-        }
+        prompt = self._kept.usage(self._state, len(output.prompt_token_ids), output.num_cached_tokens)
+        return {**prompt, "output_tokens": self._num_tokens}
 
     def _end(self, completion: CompletionOutput) -> dict[str, Any]:
         sequence: str | None = None
@@ -238,10 +249,15 @@ async def messages(body: MessagesBody, request: Request, state: State) -> Respon
     model = state.admit(body.model)
     note(request, None if body.metadata is None else body.metadata.user_id, cache_salt=body.cache_salt)
     params = body.sampling_params(state.engine.sampling_defaults)
-    turn = await prepare(state, _said(body, state), params)
+    said, marks = _said(body, state)
+    if marks and body.kv_retention is not None and body.kv_retention.release:
+        raise invalid("kv_retention", "release and cache_control contradict each other; send one of them")
+    turn = await prepare(state, said, params)
+    kept = await find(state, said, marks, turn.prompt["prompt"])
+    prompt: TextPrompt = {**turn.prompt, "kv_retention": kept.wishes} if kept.wishes else turn.prompt
     identity = engine_id(request, "msg")
-    streams = await state.generate(request, body, [turn.prompt], turn.params, identity)
-    maker = MessageMaker(identity, model, Blocks(turn.reader()), params.max_tokens or body.max_tokens)
+    streams = await state.generate(request, body, [prompt], turn.params, identity)
+    maker = MessageMaker(state, identity, model, Blocks(turn.reader()), params.max_tokens or body.max_tokens, kept)
     if body.stream:
         return stream.EventStream(maker.events(streams[0]), streams, request_id(request), tell_error)
     (output,) = await stream.until_disconnect(request.receive, collect(streams))
@@ -251,15 +267,16 @@ async def messages(body: MessagesBody, request: Request, state: State) -> Respon
 async def count(body: CountTokensBody, state: State) -> Response:
     """How many tokens such a request's prompt has."""
     state.check_model(body.model)
-    return JSON(TokenCount(input_tokens=await count_tokens(state, _said(body, state))))
+    said, _ = _said(body, state)
+    return JSON(TokenCount(input_tokens=await count_tokens(state, said)))
 
 
-def _said(body: CountTokensBody, state: ServerState) -> Conversation:
-    """What the body says, with the template's switches for how much the model thinks."""
-    said = conversation(body)
+def _said(body: CountTokensBody, state: ServerState) -> tuple[Conversation, list[Mark]]:
+    """What the body says, with the template's switches for how much the model thinks; and its marks."""
+    said, marks = conversation(body)
     if body.thinking is not None and body.thinking.type == "disabled":
         said = without_thoughts(state, said, "thinking")
     elif body.thinking is not None and body.thinking.type == "enabled":
         said = with_budget(state, said, body.thinking.budget_tokens, "thinking.budget_tokens", switch=True)
     effort = None if body.output_config is None else body.output_config.effort
-    return with_effort(state, said, effort, "output_config.effort")
+    return with_effort(state, said, effort, "output_config.effort"), marks

@@ -178,6 +178,15 @@ class _EngineCollector(Collector):
         yield self._family(_Gauge, "engine_up", "1 while the core lives.", engine, alive)
         text, retries = "Requests sent again because their core had died.", [((), self._measured.retries)]
         yield self._family(_Counter, "num_requests_retried", text, (), retries)
+        warmed = dict(self._measured.warmed)
+        text, requests = (
+            "Sequences with max_tokens 0, which bring their prompt to the device.",
+            warmed.pop("requests", 0),
+        )
+        yield self._family(_Counter, "kv_warming_requests", text, (), [((), requests)])
+        text = "Tokens of their prompts, by source: found (on the device, or in a store), computed."
+        tokens = [((source,), count) for source, count in warmed.items()]
+        yield self._family(_Counter, "kv_warming_tokens", text, ("source",), tokens)
         broken = broken_plugins(self._llm.plan, self._llm.worker)
         yield self._family(_Gauge, "quarantined_drivers", "Drivers installed but broken.", (), [((), len(broken))])
         which = ("point", "driver", "distribution", "version")

@@ -64,6 +64,7 @@ class Measured(msgspec.Struct):
     histograms: dict[str, Histogram] = {}
     finished: dict[str, int] = {}
     retries: int = 0
+    warmed: dict[str, int] = {}
 
     def add(self, more: Measured) -> None:
         """Count what another has measured, too."""
@@ -74,6 +75,8 @@ class Measured(msgspec.Struct):
         for reason, count in more.finished.items():
             self.finished[reason] = self.finished.get(reason, 0) + count
         self.retries += more.retries
+        for name, count in more.warmed.items():
+            self.warmed[name] = self.warmed.get(name, 0) + count
 
 
 class Measures:
@@ -94,6 +97,8 @@ class Measures:
         params_n: one value a request; `params_max_tokens`: one a sequence, where the request set it.
         finished: sequences that ended, by finish reason.
         retries: requests that were sent again because their engine core had died.
+        warmed: sequences with `max_tokens` 0 that ended well ("requests"), and tokens of their prompts that were there
+            or were loaded ("found") and that were not ("computed").
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -113,6 +118,7 @@ class Measures:
         self.params_max_tokens = Histogram(tokens)
         self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.retries = 0
+        self.warmed: Counter[str] = Counter(requests=0, found=0, computed=0)
 
     def arrived(self, request: RequestState) -> None:
         self.params_n.observe(request.params.n)
@@ -135,6 +141,9 @@ class Measures:
         self.e2e_latency.observe(now - request.arrived)
         self.prompt_tokens.observe(len(request.prompt_token_ids))
         self.generation_tokens.observe(sequence.num_tokens)
+        if request.params.max_tokens == 0 and reason == "length":
+            found = sequence.num_cached_tokens
+            self.warmed.update(requests=1, found=found, computed=len(request.prompt_token_ids) - found)
         if request.params.max_tokens is not None:
             self.params_max_tokens.observe(request.params.max_tokens)
         if sequence.num_tokens:
@@ -149,7 +158,7 @@ class Measures:
     def plain(self) -> Measured:
         """What was counted, as plain data."""
         histograms = {name: value for name, value in vars(self).items() if isinstance(value, Histogram)}
-        return Measured(histograms, dict(self.finished), self.retries)
+        return Measured(histograms, dict(self.finished), self.retries, dict(self.warmed))
 
 
 def _one_two_five(most: int) -> tuple[float, ...]:

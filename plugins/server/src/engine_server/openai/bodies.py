@@ -179,7 +179,7 @@ class CompletionBody(SamplingBody):
 
     Args:
         prompt: a text, token ids, or a list of either.
-        max_tokens: OpenAI's default is 16.
+        max_tokens: OpenAI's default is 16; 0: only the prompt is brought to the device.
         logprobs: how many alternatives for each position.
         echo: put the prompt before the completion.
         best_of: how many completions to make, of which the n most likely are returned; not with stream.
@@ -211,7 +211,8 @@ class ChatBody(SamplingBody):
 
     Args:
         messages: as the model's chat template takes them.
-        max_tokens, max_completion_tokens: the same; without either, what fits the context.
+        max_tokens, max_completion_tokens: the same; without either, what fits the context; 0: only the prompt
+            is brought to the device.
         logprobs, top_logprobs: whether, and with how many alternatives.
         add_generation_prompt: end the prompt where the assistant begins.
         continue_final_message: the last message, the assistant's, is the beginning of the answer.

@@ -91,7 +91,8 @@ class ResponsesBody(GeneratingBody):
         tool_choice: "none", "auto", "required", or one of them by name.
         parallel_tool_calls: whether it may call several at once.
         text: what the answer must be.
-        max_output_tokens: the most tokens of the answer, thoughts included; without it, what fits the context.
+        max_output_tokens: the most tokens of the answer, thoughts included; without it, what fits the context;
+            0: only the prompt is brought to the device.
         truncation: only "disabled": a conversation that is too long is refused.
         metadata: up to 16 texts by name, given back with the response.
         reasoning: how the model thinks.
@@ -114,7 +115,7 @@ class ResponsesBody(GeneratingBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=0)] | None = None
     truncation: Literal["disabled"] | None = None
     metadata: Metadata | None = None
     reasoning: Reasoning | None = None

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.kv_connector.suite import KVConnectorConformance
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
     from engine_sdk.conformance.model.encoder import EncoderModelConformance
+    from engine_sdk.conformance.model.encoder_decoder import EncoderDecoderConformance
     from engine_sdk.conformance.model.suite import ModelConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
     from engine_sdk.conformance.platform import PlatformConformance
@@ -59,6 +60,7 @@ __all__ = [
     "CommunicatorThorough",
     "Conformance",
     "DrafterConformance",
+    "EncoderDecoderConformance",
     "EncoderModelConformance",
     "EvictorConformance",
     "ExecutorConformance",
@@ -101,7 +103,9 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
 
-VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"model": ("EncoderModelConformance",)})
+VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"model": ("EncoderModelConformance", "EncoderDecoderConformance")}
+)
 """Further suites of a point, in the place of the first for some of its drivers (`Conformance.suite_for`)."""
 
 _HOMES = {
@@ -112,6 +116,7 @@ _HOMES = {
     "CheckpointConformance": "checkpoint",
     "Conformance": "base",
     "DrafterConformance": "drafter",
+    "EncoderDecoderConformance": "model.encoder_decoder",
     "EncoderModelConformance": "model.encoder",
     "EvictorConformance": "evictor",
     "ExecutorConformance": "executor.suite",

@@ -83,6 +83,8 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("logits soft cap", "soft_cap soft_cap_in_a_window"),
             Capability("attention sinks", "sinks"),
             Capability("ALiBi", "alibi"),
+            Capability("relative biases (T5)", "relative_bias encoder_with_relative_bias"),
+            Capability("decoders' layers over an encoder (cross attention), {}", "cross", "(.*)"),
             Capability(
                 "queries that are not contiguous (`kv_index`)", "kv_index what_lies_between_queries what_sees_nothing"
             ),
@@ -414,7 +416,8 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability(
                 "config read whole, and refused by key",
                 "spellings_of_the_config describe_is_pure describe_agrees_with_the_config a_config_that_makes_no_sense "
-                "its_layers_are_those_described it_is_a_decoder it_is_an_encoder",
+                "its_layers_are_those_described it_is_a_decoder it_is_an_encoder "
+                "it_has_an_encoder",
             ),
             Capability(
                 "every tensor of a checkpoint claimed once, others refused by name",
@@ -426,11 +429,13 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("prompts in chunks, token by token", "chunked_prefill decode later_tokens_have_no_influence"),
             Capability(
                 "requests independent of each other and of padding",
-                "nothing_is_kept_between_calls the_heads_take_any_rows ragged_batch padding",
+                "nothing_is_kept_between_calls the_heads_take_any_rows ragged_batch padding "
+                "inputs_of_encoders_are_apart",
             ),
             Capability(
                 "every position that is described",
-                "earlier_tokens_and_their_order_have_influence every_token_sees_all up_to_the_last_position",
+                "earlier_tokens_and_their_order_have_influence every_token_sees_all up_to_the_last_position "
+                "what_the_encoder_reads_has_influence",
             ),
             Capability("token types", "token_types"),
             Capability("tensor parallel over {} ranks", "tensor_parallel", "(.*)"),

@@ -23,7 +23,8 @@ from engine_sdk.conformance.base import not_served
 
 Rows = Sequence[Sequence[int]]
 """For each row the `kv_index` of its queries, ascending; the last one is the row's last key. -1 is a query that sees
-nothing, and whose key goes to the null page."""
+nothing, and whose key goes to the null page. Of kind "cross" all of a row's are that of its last key, and no key is a
+query's own."""
 Keys = Sequence[tuple[int, int]]
 """(row, place) of some of the rows' keys."""
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 5e-3, "bfloat16": 3e-2}
@@ -55,12 +56,15 @@ class Form:
     spare_bytes: int = 64
     sinks: bool = False
     alibi: bool = False
+    relative_bias: bool = False
     rope_size: int = 0
 
     def need(self, device: str, rows: Rows = ()) -> AttentionNeed:
         """What a driver is asked for; with "kv_index" where a row's queries are not contiguous."""
-        features = {name for name, there in (("sinks", self.sinks), ("alibi", self.alibi)) if there}
-        gaps = any(row[0] < 0 or list(row) != list(range(row[0], row[-1] + 1)) for row in rows if len(row))
+        features = {name for name in ("sinks", "alibi", "relative_bias") if getattr(self, name)}
+        gaps = self.kind == "cross" or any(
+            row[0] < 0 or list(row) != list(range(row[0], row[-1] + 1)) for row in rows if len(row)
+        )
         return AttentionNeed(
             kind=self.kind,
             head_size=self.head_size,
@@ -77,6 +81,8 @@ class Form:
         )
 
 
+SPAN = 11
+"""Of relative biases: farther keys have the last one."""
 NUM_LAYERS = 3
 LAYER = 1
 """The layer that is tested; those beside it must stay as they are."""
@@ -150,10 +156,14 @@ class Case:
         heads = self.need.num_q_heads
         sinks = torch.from_numpy(self.random.normal(size=heads)).float() if form.sinks else None
         slopes = (2.0 ** -torch.arange(1, heads + 1)).float() if form.alibi else None
+        biases = (
+            torch.from_numpy(self.random.normal(size=(heads, 2 * SPAN + 1))).float() if form.relative_bias else None
+        )
         self.extras = Extras(
             form.soft_cap,
             None if slopes is None else slopes.double().numpy(),
             None if sinks is None else sinks.double().numpy(),
+            None if biases is None else biases.double().numpy(),
         )
         self.layer = AttentionLayer(
             index=LAYER,
@@ -162,6 +172,7 @@ class Case:
             scale=form.head_size**-0.5,
             sinks=None if sinks is None else sinks.to(device),
             alibi_slopes=None if slopes is None else slopes.to(device),
+            relative_bias=None if biases is None else biases.to(device),
         )
         self._draw_values(strided, padding_rows + padding_tokens)
         self._take_share(*share)
@@ -205,12 +216,12 @@ class Case:
         self.k, self.v = ([values[rank::ranks].copy() for values in part] for part in (self.k, self.v))
         self.lengths = np.array([len(keys) for keys in self.k], np.int32)
         self.index = [(np.array(row) - rank) // ranks for row in self.rows]
-        self.is_here = [[place >= 0 and place % ranks == rank for place in row] for row in self.rows]
-        self.own = [[place // ranks for place in row if place >= 0 and place % ranks == rank] for row in self.rows]
+        own = self.form.kind != "cross"
+        self.is_here = [[own and place >= 0 and place % ranks == rank for place in row] for row in self.rows]
+        places = [zip(row, is_here, strict=True) for row, is_here in zip(self.rows, self.is_here, strict=True)]
+        self.own = [[place // ranks for place, is_here in row if is_here] for row in places]
         self.seen = [visible(i, int(n), self.form.window) for i, n in zip(self.index, self.lengths, strict=True)]
-        self.distance = [
-            np.abs(i[:, None] - np.arange(n)) for i, n in zip(self.index, self.lengths.tolist(), strict=True)
-        ]
+        self.ahead = [np.arange(n) - i[:, None] for i, n in zip(self.index, self.lengths.tolist(), strict=True)]
         for row, tree in self.trees.items():
             self._grow(row, tree)
         for part in (self.k, self.v):
@@ -223,12 +234,12 @@ class Case:
         position, root = np.arange(length), length - nodes
         position[root:] = root + tree.depths
         own = position[self.index[row]]
-        self.distance[row] = np.abs(own[:, None] - position)
+        self.ahead[row] = position - own[:, None]
         queried = min(nodes, len(own))
         self.seen[row][-queried:] = True
         self.seen[row][-queried:, root:] = tree.follows[-queried:]
         if self.form.window is not None:
-            self.seen[row] &= self.distance[row] < self.form.window
+            self.seen[row] &= np.abs(self.ahead[row]) < self.form.window
 
     def _round(self, values: np.ndarray) -> np.ndarray:
         """As they are stored."""
@@ -372,6 +383,8 @@ class Case:
         self, body: AttentionBackend, cache: LayerCache, plan: Any, out: torch.Tensor, lse: torch.Tensor | None
     ) -> None:
         """This step's `write` and `forward`."""
+        if self.form.kind == "cross":
+            return body.forward(self.layer, self.q, self.new_k[:0], self.new_v[:0], cache, plan, out, lse)
         if self.form.kind != "encoder":
             body.write(self.layer, self.new_k, self.new_v, cache, plan)
         body.forward(self.layer, self.q, self.new_k, self.new_v, cache, plan, out, lse)
@@ -443,7 +456,7 @@ class Case:
         found, first = [], 0
         for r, places in enumerate(self.index):
             q = self.q[first : first + len(places)].double().cpu().numpy()
-            found.append(dense(q, self.k[r], self.v[r], self.distance[r], self.seen[r], self.layer.scale, self.extras))
+            found.append(dense(q, self.k[r], self.v[r], self.ahead[r], self.seen[r], self.layer.scale, self.extras))
             first += len(places)
         return DenseResult(np.concatenate([one.out for one in found]), np.concatenate([one.lse for one in found]))
 

@@ -22,22 +22,24 @@ class Extras(NamedTuple):
         soft_cap: scores become soft_cap * tanh(scores / soft_cap).
         slopes: float64 [Hq]; slope * distance is taken away from a score, after the cap.
         sinks: float64 [Hq]; one more score for each head, of a key whose value is 0.
+        biases: float64 [Hq, 2 D + 1]; biases[:, D + d] is added, where d, within -D .. D, is how far the key is ahead.
     """
 
     soft_cap: float | None = None
     slopes: np.ndarray | None = None
     sinks: np.ndarray | None = None
+    biases: np.ndarray | None = None
 
 
 def dense(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, distance: np.ndarray, seen: np.ndarray, scale: float, extras: Extras
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, ahead: np.ndarray, seen: np.ndarray, scale: float, extras: Extras
 ) -> DenseResult:
     """One row.
 
     Args:
         q: float64 [n, Hq, D].
         k, v: float64 [S, Hkv, D]; what no query sees may be NaN.
-        distance: int [n, S]; of each key from each query.
+        ahead: int [n, S]; how many places each key stands ahead of each query.
         seen: bool [n, S].
     """
     used: np.ndarray = np.asarray(seen.any(axis=0))
@@ -46,7 +48,10 @@ def dense(
     if extras.soft_cap is not None:
         scores = extras.soft_cap * np.tanh(scores / extras.soft_cap)
     if extras.slopes is not None:
-        scores = scores - extras.slopes[:, None] * distance[:, None]
+        scores = scores - extras.slopes[:, None] * np.abs(ahead)[:, None]
+    if extras.biases is not None:
+        span = extras.biases.shape[1] // 2
+        scores = scores + extras.biases[:, ahead.clip(-span, span) + span].transpose(1, 0, 2)
     scores = np.where(seen[:, None], scores, -np.inf)
     if extras.sinks is not None:
         sink = np.broadcast_to(extras.sinks[:, None], (*scores.shape[:2], 1))

@@ -62,6 +62,7 @@ class AttentionConformance(LatentTests, Conformance):
             replace(base, kind="sliding", sliding_window=5, soft_cap=20.0),
             replace(base, kind="encoder", head_size=7),
             replace(base, features=frozenset({"kv_index"})),
+            replace(base, kind="cross", features=frozenset({"kv_index"})),
             replace(base, features=frozenset({"lse"})),
             replace(base, features=frozenset({"kv_index", "tree"})),
             replace(base, kind="mla", num_q_heads=4, num_kv_heads=1, head_size=24, rope_size=8),
@@ -233,6 +234,15 @@ class AttentionConformance(LatentTests, Conformance):
         self.verify(Form(kind=kind, window=window, alibi=True, sinks=True), [[500], [3], [40]], 3)
 
     @pytest.mark.parametrize("window", [None, 6])
+    def test_relative_bias(self, window: int | None) -> None:
+        """To a score is added what each head has for the place of the key from the query, after the soft cap; far away
+        it is the same for all."""
+        kind = "full" if window is None else "sliding"
+        for soft_cap in (None, 0.5):
+            self.verify(Form(kind=kind, window=window, soft_cap=soft_cap, relative_bias=True), MIXED, 2)
+        self.verify(Form(kind=kind, window=window, relative_bias=True, num_kv_heads=3), [[500], [3], range(150)], 2)
+
+    @pytest.mark.parametrize("window", [None, 6])
     def test_kv_index(self, window: int | None) -> None:
         """At some of a row's places: a query sees the keys up to its own place, in the window where there is one."""
         kind = "full" if window is None else "sliding"
@@ -257,6 +267,15 @@ class AttentionConformance(LatentTests, Conformance):
         form = Form(kind="full" if window is None else "sliding", window=window, dtype=dtype)
         rows: Rows = [[7], [0], [40], range(5), range(9, 30)]
         check_shares(lambda form, **how: self.case(form, rows, 3, **how), self.backend, form)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_cross(self, dtype: str) -> None:
+        """Every query of a row sees all of its keys, of which none is its own: decodes, and rows of more queries than
+        keys and of fewer. With heads that share keys, in blocks of any size."""
+        rows: Rows = [[37], [0], [16], [40] * 7, [2] * 30, [299] * 3]
+        self.verify(Form(kind="cross", dtype=dtype), rows, 3)
+        self.verify(Form(kind="cross", dtype=dtype, group_size=1, num_kv_heads=4, block_size=4), rows[2:], 1)
+        self.verify(Form(kind="cross", dtype=dtype), rows[:3], 3)
 
     def test_strided_tensors(self) -> None:
         """Queries, keys and values are views of one projection, as models cut them."""
@@ -593,6 +612,13 @@ class AttentionConformance(LatentTests, Conformance):
         form = Form(kind="encoder", soft_cap=2.0, sinks=True, alibi=True)
         self.require(form.need(self.device))
         case = whole_rows(form, (9, 1, 33), self.device, lse=self.gives_lse(form.need(self.device)))
+        case.check(*case.run(self.backend("float32")))
+
+    def test_encoder_with_relative_bias(self) -> None:
+        """Keys behind a query and ahead of it have their own, far away that of the last one."""
+        form = Form(kind="encoder", relative_bias=True)
+        self.require(form.need(self.device))
+        case = whole_rows(form, (9, 1, 150), self.device, lse=self.gives_lse(form.need(self.device)))
         case.check(*case.run(self.backend("float32")))
 
     # -- everything at once ------------------------------------------------------------------------------------------

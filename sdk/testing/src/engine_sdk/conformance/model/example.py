@@ -8,7 +8,10 @@ from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
+
+from engine.types.model import ModelDescription
 
 Shapes = Mapping[str, tuple[int, ...]]
 """A checkpoint's tensors: name -> shape."""
@@ -54,7 +57,7 @@ def draw(shapes: Shapes, changed: str = "") -> Iterator[tuple[str, torch.Tensor]
         elif len(shape) == 1:
             tensor = torch.empty(shape).uniform_(0.5, 1.5, generator=random)
         else:
-            tensor = torch.empty(shape).normal_(0.0, 1.2 * shape[-1] ** -0.5, generator=random)
+            tensor = torch.empty(shape).normal_(0.0, 1.2 * math.prod(shape[-1:]) ** -0.5, generator=random)
         yield name, tensor
 
 
@@ -73,3 +76,14 @@ def prompt(length: int, vocab_size: int, seed: int = 0) -> list[int]:
     random = torch.Generator().manual_seed(1000 * seed + length)
     found: list[int] = torch.randint(FIRST_TOKEN, vocab_size, (length,), generator=random).tolist()
     return found
+
+
+def encoder_input(model: ModelDescription, number: int = 0) -> np.ndarray:
+    """What the encoder of an encoder-decoder model reads, `engine.types.request.EncoderInput.data`: ids of 7 tokens,
+    and 5 more with each number, where it reads as many; features of as many as it reads."""
+    form = model.encoder
+    assert form is not None
+    tokens = form.max_tokens if form.features else min(7 + 5 * number, form.max_tokens)
+    if not form.features:
+        return np.array(prompt(tokens, model.vocab_size, 100 + number), np.int32)
+    return np.random.default_rng(number).normal(size=(tokens * form.stride, form.features)).astype(np.float32)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from engine_kit.safetensors_files import read_safetensors
@@ -82,15 +83,32 @@ class Oracle:
         self._model = model.eval()
 
     @torch.no_grad()
-    def __call__(self, ids: Sequence[int], token_types: Sequence[int] | None = None) -> torch.Tensor:
+    def __call__(
+        self, ids: Sequence[int], token_types: Sequence[int] | None = None, encoder: np.ndarray | None = None
+    ) -> torch.Tensor:
         """Of one prompt, in float64: logits [T, vocab_size]; [1, num_labels] of a classifier; else hidden states
-        [T, H]."""
+        [T, H]. encoder: what the encoder of an encoder-decoder model reads; the prompt is its decoder's."""
+        if self._model.config.is_encoder_decoder:
+            return self._decoded(ids, encoder)
         inputs = {"input_ids": torch.tensor([list(ids)]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
         if token_types is not None:
             inputs["token_type_ids"] = torch.tensor([list(token_types)])
         found = self._model(**inputs)
         answer: torch.Tensor = found.logits if hasattr(found, "logits") else found.last_hidden_state[0]
         return (answer[0] if answer.dim() == 3 else answer).double()
+
+    def _decoded(self, ids: Sequence[int], data: np.ndarray | None) -> torch.Tensor:
+        config = self._model.config
+        sound = self._model.main_input_name == "input_features"
+        if data is None and sound:
+            data = np.ones((2 * config.max_source_positions, config.num_mel_bins), np.float32)
+        read = torch.tensor([_PROBE] if data is None else data[None])
+        whole = {"attention_mask": torch.ones(1, read.shape[1], dtype=torch.long)}
+        if sound:
+            read, whole = read.transpose(1, 2).to(self.dtype), {}
+        given = {self._model.main_input_name: read, "decoder_input_ids": torch.tensor([list(ids)])}
+        answer: torch.Tensor = self._model(**given, **whole).logits[0]
+        return answer.double()
 
     def _made(self) -> Any:
         config = self._class.config_class(**self._config)

@@ -21,13 +21,16 @@ BLOCK = 4
 """Tokens to a page: few, so that short prompts have several."""
 MAX_TOKENS = 640
 """Of all requests of a session together."""
+MAX_ENCODED = 40
+"""Tokens of one input to an encoder."""
 
 
 @dataclass
 class Request:
-    """One sequence: how much of it is computed, and its pages in each group."""
+    """One sequence: how much of it is computed, its pages in each group, and where what its encoder left lies."""
 
     computed: int = 0
+    source: int = 0
     pages: list[list[int]] = field(default_factory=list)
 
 
@@ -64,6 +67,25 @@ class _Layer:
         self._backend.forward(layer, q, k, v, cache, plan, out)
         if owner.keeps:
             owner.kept += [q.clone(), k.clone(), v.clone()]
+        return out.flatten(1)
+
+
+class _CrossLayer(_Layer):
+    """What a decoder's layer sees of the encoder. Implements `engine.interfaces.model.PagedCrossAttention`."""
+
+    def store(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        owner, layer, need = self._owner, self._layer, self._layer.need
+        form, what = (owner.num_encoded, need.num_kv_heads, need.head_size), f"cross attention of layer {layer.index}"
+        assert tuple(k.shape) == tuple(v.shape) == form, f"{what} is given k {list(k.shape)}, v {list(v.shape)}"
+        self._backend.write(layer, k, v, self._cache, owner.plans[layer.group.index])
+
+    def __call__(self, q: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        owner, layer, need = self._owner, self._layer, self._layer.need
+        form, what = (owner.num_tokens, need.num_q_heads, need.head_size), f"cross attention of layer {layer.index}"
+        assert tuple(q.shape) == form and q.dtype == owner.dtype, f"{what} is given q {list(q.shape)} of {q.dtype}"
+        owner.calls.append(layer.index)
+        out, none = torch.empty(q.shape, dtype=q.dtype, device=q.device), q[:0, : need.num_kv_heads]
+        self._backend.forward(layer, q, none, none, self._cache, owner.plans[layer.group.index], out)
         return out.flatten(1)
 
 
@@ -123,7 +145,9 @@ class PagedLayers:
         self.built: list[int] = []
         self.features: set[str] = set()
         self.plans: list[Any] = []
-        self.num_tokens = 0
+        self.num_tokens = self.num_encoded = 0
+        self._encodes = model.encoder is not None
+        self.lengths: dict[int, int] = {}
         self.needs = attention_needs(model, str(self.dtype).removeprefix("torch."), str(self.device), size)
         self._sites = model.sites
         self.groups = tuple(
@@ -147,13 +171,21 @@ class PagedLayers:
         scale: float,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
+        relative_bias: torch.Tensor | None = None,
     ) -> _Layer:
         """The attention of the model's layer of this index."""
         group = self._group_of(layer)
         assert group.kind != "mla", f"layer {layer} is of kind 'mla', and asks for other attention"
-        self.features |= {name for name, given in (("sinks", sinks), ("alibi", alibi_slopes)) if given is not None}
+        more = {"sinks": sinks, "alibi": alibi_slopes, "relative_bias": relative_bias}
+        self.features |= {name for name, given in more.items() if given is not None}
         made = AttentionLayer(
-            index=layer, group=group, need=self.needs[group.index], scale=scale, sinks=sinks, alibi_slopes=alibi_slopes
+            index=layer,
+            group=group,
+            need=self.needs[group.index],
+            scale=scale,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            relative_bias=relative_bias,
         )
         if group.kind == "encoder":
             return _Layer(self, made, None)
@@ -172,8 +204,15 @@ class PagedLayers:
         pages = MAX_TOKENS // BLOCK + 1
         return LentStates(self, layer, group.index, self._sites[group.sites[0]], self._size, pages)
 
+    def cross(self, layer: int, scale: float) -> _CrossLayer:
+        """The view that the model's decoder's layer of this index has of the encoder."""
+        group = self._group_of(layer, "cross")
+        made = AttentionLayer(index=layer, group=group, need=self.needs[group.index], scale=scale)
+        return _CrossLayer(self, made, self._cache_of(made))
+
     def _group_of(self, layer: int, kind: str = "attention") -> KVGroup:
-        mine = (g for g in self.groups if (g.kind == "state") == (kind == "state"))
+        beside = ("state", "cross")
+        mine = (g for g in self.groups if (g.kind if g.kind in beside else "attention") == kind)
         group = next((g for g in mine if any(self._sites[site].layer == layer for site in g.sites)), None)
         assert group is not None, f"the model asks for {kind} of layer {layer}, which its description has not"
         self.built.append(layer)
@@ -184,6 +223,41 @@ class PagedLayers:
         start = [self._sites[site].layer for site in group.sites].index(layer.index) * group.layer_bytes
         pages = self._pools[group.index][:, start : start + group.layer_bytes]
         return self.backends[group.kind].cache(layer.need, group, pages)
+
+    def begin_encoding(self, source: int, length: int) -> None:
+        """Prepare attention for one input to the encoder, of so many tokens."""
+        assert 0 < length <= MAX_ENCODED
+        self.lengths[source] = length
+        self.num_tokens = self.num_encoded = length
+        self.plans = [None] * len(self.groups)
+        starts, slots = np.array([0, length], np.int32), self._places_of(source, length)
+        for group in self.groups:
+            if group.kind in ("encoder", "cross"):
+                self.plans[group.index] = self._planned(group, starts, [length], slots, list(range(length)), [source])
+
+    def _places_of(self, source: int, length: int) -> list[int]:
+        return [(1 + source * (MAX_ENCODED // BLOCK)) * BLOCK + place for place in range(length)]
+
+    def _planned(
+        self, group: KVGroup, starts: np.ndarray, lengths: list[int], slots: list[int], index: list[int],
+        sources: list[int], decodes: int = 0,
+    ) -> Any:  # fmt: skip
+        """A plan over what encoders have left, or are to leave."""
+        blocks = np.arange(MAX_ENCODED // BLOCK)
+        table = (1 + np.array(sources)[:, None] * len(blocks) + blocks).astype(np.int32)
+        batch = AttentionBatch(
+            num_rows=len(lengths),
+            num_tokens=len(index),
+            num_decodes=decodes,
+            query_start_loc=torch.from_numpy(starts.copy()).to(self.device),
+            query_start_loc_host=starts,
+            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=self.device),
+            seq_lens_bound=np.array(lengths, np.int32),
+            block_table=torch.from_numpy(table).to(self.device),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=self.device),
+            kv_index=torch.tensor(index, dtype=torch.int64, device=self.device),
+        )
+        return self.backends[group.kind].plan(batch, group)
 
     def plan(self, rows: Sequence[Chunk], padding_rows: int = 0, padding_tokens: int = 0) -> None:
         """Give the rows their pages, and prepare the step. Rows of one token that come first are decodes.
@@ -199,6 +273,16 @@ class PagedLayers:
         start = np.cumsum([0, *counts]).astype(np.int32)
         self.plans = []
         for group in self.groups:
+            if group.kind == "cross":
+                assert not padding_rows + padding_tokens, "steps of encoder-decoder models are not padded"
+                sources = [row.request.source for row in rows]
+                keys = [self.lengths[source] for source in sources]
+                last = np.repeat(np.array(keys) - 1, counts).tolist()
+                self.plans.append(self._planned(group, start, keys, [0] * len(last), last, sources, decodes))
+                continue
+            if group.kind == "encoder" and self._encodes:
+                self.plans.append(None)
+                continue
             table, slots = self._places(group, rows, padding_rows)
             if group.kind == "state":
                 assert not padding_tokens, "tokens behind the rows of a step with states"

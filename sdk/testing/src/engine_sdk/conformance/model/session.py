@@ -14,6 +14,7 @@ from engine.interfaces.model import LayerIterator, Model, ModelContext, State
 from engine.types.model import ModelDescription
 from engine.types.parallel import Stage
 from engine_kit.dispatch_guard import DispatchGuard
+from engine_sdk.conformance.model.example import encoder_input
 from engine_sdk.conformance.model.paged import Chunk, PagedLayers, Request
 
 
@@ -93,14 +94,28 @@ class Session:
             group=group,
             quantization=quantization or {},
             latent_attention=self.layers.latent,
+            cross_attention=self.layers.cross,
             state=self.layers.state,
             stage=stage or Stage(),
         )
         self.model: Model = body(given if self._guard is None else self._guard.context(given))
         self.model.load_weights(weights)
 
+    @torch.inference_mode()
+    def encode(self, source: int) -> None:
+        """Let the encoder compute the input of this number, see `encoder_input`, where it has not."""
+        form = self.description.encoder
+        if form is None or source in self.layers.lengths:
+            return
+        data = encoder_input(self.description, source)
+        self.layers.begin_encoding(source, len(data) // form.stride)
+        with self._guard or nullcontext():
+            self.model.encode(torch.from_numpy(data).to(self._device))
+
     def state(self, parts: Sequence[Part], padding: Padding | None = None) -> State:
         """What the runner gives a model: ids, positions and, where it has them, token types. Prepares attention."""
+        for part in parts:
+            self.encode(part.request.source)
         extra = padding or Padding()
         behind = extra.rows + extra.tokens
         ids = [token for part in parts for token in part.ids] + [extra.token_id] * behind

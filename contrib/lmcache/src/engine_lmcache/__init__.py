@@ -1,0 +1,1 @@
+"""KV connector `lmcache`: pages in LMCache's remote stores."""

@@ -1,0 +1,100 @@
+"""What the cards of a choice say together (entry-point group `engine_parts`): drivers that are fit each for itself, and
+do not go with one another, or not with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from engine.embedding import EngineConfig
+from engine.interfaces.drafter import DrafterCard
+from engine.interfaces.kv_connector import KVConnectorCard
+from engine.interfaces.logits_processor import LogitsProcessorCard
+from engine.plugin import Selection, points
+from engine.types.errors import ConfigError
+from engine.types.model import ModelDescription
+from engine.types.start import CoreStart
+
+Made = Mapping[str, Sequence[Selection[Any]]]
+"""The drivers at work, by point."""
+
+
+def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
+    """Raise ConfigError where drivers do not go together, or not with the model."""
+    model = start.worker.model
+    if any(site.kind == "state" for site in model.sites):
+        check_states(model, made.get(points.DRAFTER.name, ()), made.get(points.KV_CONNECTOR.name, ()))
+    check_processors(made[points.LOGITS_PROCESSOR.name])
+    check_connectors(config, start.preemption_mode, made.get(points.KV_CONNECTOR.name, ()))
+    check_reuse(start, made)
+
+
+def check_reuse(start: CoreStart, made: Made) -> None:
+    """Raise ConfigError where an evictor is to find what is no prefix, and what it finds cannot be used."""
+    (evictor,), (model,), (platform,) = (made[p.name] for p in (points.EVICTOR, points.MODEL, points.PLATFORM))
+    if not evictor.card.reuses:
+        return
+    reasons = evictor.card.conflicts(start)
+    if not start.enable_prefix_caching:
+        reasons.append("prefix caching is off, and what is reused is found in its cache")
+    if [table.kind for table in start.worker.layout.tables] != ["full"]:
+        reasons.append("not all layers keep the keys and values of every token: sliding windows and states cannot")
+    if start.worker.parallel.pp > 1:
+        reasons.append("there are several pipeline stages, and each computes all tokens that the first one does")
+    for drafter in made.get(points.DRAFTER.name, ()):
+        if drafter.card.needs:
+            reasons.append(f"drafter '{drafter.candidate.name}' has to see all tokens behind the last layer")
+    if "listeners" in model.card.unsupported_features():
+        reasons.append(f"model driver '{model.candidate.name}' lets nobody look on between its layers")
+    if platform.card.worker is not None:
+        reasons.append(f"platform '{platform.candidate.name}' has a worker of its own")
+    if reasons:
+        asked = f"evictor={evictor.candidate.name} with {start.worker.model.architecture}"
+        raise ConfigError(asked, "; ".join(reasons), "leave out what stands in its way, or name another evictor")
+
+
+def check_states(
+    model: ModelDescription,
+    drafters: Sequence[Selection[DrafterCard]],
+    connectors: Sequence[Selection[KVConnectorCard]],
+) -> None:
+    """Raise ConfigError where something is asked that states of fixed size cannot do."""
+    for drafter in drafters:
+        if drafter.card.branches(drafter.options):
+            asked = f"drafter={drafter.candidate.name}, which proposes trees, with {model.architecture}"
+            found = "its layers keep one state for each sequence, and a tree's branches would each need one"
+            raise ConfigError(asked, found, "let it propose chains, or name another drafter")
+    for connector in connectors:
+        if connector.card.layerwise:
+            asked = f"kv_connector={connector.candidate.name}, which transfers layers, with {model.architecture}"
+            found = "a state lies in whole pages alone, and is not kept token by token"
+            raise ConfigError(asked, found, "name a connector that transfers pages, or leave it out")
+
+
+def check_connectors(config: EngineConfig, mode: str, chosen: Sequence[Selection[KVConnectorCard]]) -> None:
+    """Raise ConfigError where pages are to be swapped, and no connector that the user names does; and where marks of
+    pages would not travel."""
+    unmarked = [one.candidate.name for one in chosen if one.card.layerwise and not one.card.moves_marks]
+    if config.kv_canary and unmarked:
+        found = f"{', '.join(unmarked)} transfer(s) layers, without the marks behind them"
+        raise ConfigError("kv_canary=True", found, "leave --kv-canary out, or name another connector")
+    names = [selection.candidate.name for selection in chosen if not selection.card.swaps]
+    if mode == "swap" and len(names) == len(chosen):
+        asked = f"swap_space={config.swap_space} with kv_connector={config.asked('kv_connector')}"
+        found = f"{', '.join(names)} keep(s) no pages of preempted requests"
+        raise ConfigError(asked, found, "name one that does behind it, e.g. 'host', or leave --swap-space out")
+
+
+def check_processors(chosen: Iterable[Selection[LogitsProcessorCard]]) -> None:
+    """Raise ConfigError where two logits processors take the same argument of a request."""
+    claimed: dict[str, str] = {}
+    for selection in chosen:
+        name = selection.candidate.name
+        for key in selection.card.extra_args:
+            if key in claimed:
+                raise ConfigError(
+                    f"start with logits processors '{claimed[key]}' and '{name}'",
+                    f"both take the request's argument {key!r}",
+                    "name one of them",
+                )
+            claimed[key] = name
