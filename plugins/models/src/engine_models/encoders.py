@@ -200,8 +200,8 @@ class JinaBertModel(EncoderModel):
                 alibi_slopes=slopes,
             )
             attention_norm = LayerNorm(context, size, eps, f"{name}.attention.output.LayerNorm")
-            parts = {"parts": ("gated_layers",), "down": "wo"}
-            mlp = GatedMLP(context, size, inner, f"{name}.mlp", act=JinaBert.act(config), **parts)
+            act = JinaBert.act(config)
+            mlp = GatedMLP(context, size, inner, f"{name}.mlp", act=act, parts=("gated_layers",), down="wo")
             mlp.down = RowParallelLinear(context, inner, size, f"{name}.mlp.wo", bias=True)
             return EncoderLayer(
                 context, attention, attention_norm, mlp, LayerNorm(context, size, eps, f"{name}.mlp.layernorm")
