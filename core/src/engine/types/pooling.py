@@ -1,18 +1,14 @@
-"""Pooling: one vector for each prompt (or one for each of its tokens) instead of text. What a request asks, what a
-model does, what comes back. The names are vLLM's; vectors are numpy arrays or lists, not torch tensors."""
+"""Pooling: one vector for each prompt (or one for each of its tokens) instead of text. What a request asks,
+and what a model does. The names are vLLM's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 import msgspec
-import numpy as np
 
 from engine.types.checks import MAX_INT, check_flags, check_ranges, invalid
 from engine.types.errors import InvalidRequestError
-
-T = TypeVar("T")
 
 PoolingType = Literal["last", "cls", "mean"]
 """What stands for a prompt: the hidden state of its last token, of its first token, or the mean over all tokens."""
@@ -116,38 +112,3 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """What may be asked; the first is meant where a request names none."""
         labels: tuple[PoolingTask, ...] = ("token_classify", "classify") if self.token_labels else ("classify",)
         return labels if self.num_labels else ("embed", "token_embed")
-
-
-@dataclass(slots=True)
-class PoolingOutput:
-    """What `encode` gives.
-
-    Args:
-        data: float32 (float64 where the model computes in it): [size] for "embed", [labels] for "classify", [tokens,
-            size] for "token_embed", [tokens, labels] for "token_classify".
-    """
-
-    data: np.ndarray
-
-
-@dataclass(slots=True)
-class PooledRequestOutput(Generic[T]):
-    """A prompt and what was made of it.
-
-    Args:
-        request_id: of the request; two joined by "_" where a score compares two embeddings.
-        outputs: the result.
-        prompt_token_ids: the ids (of both texts, where a score compares two embeddings).
-        num_cached_tokens: prompt tokens found in the prefix cache.
-        finished: always True.
-    """
-
-    request_id: str
-    outputs: T
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
-
-
-class PoolingRequestOutput(PooledRequestOutput[PoolingOutput]):
-    """Of `encode`."""
