@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_server.anthropic.input import CountTokensBody, conversation
+from engine_server.anthropic.input import CountTokensBody, _MessagesReader, conversation
 from engine_server.errors import APIError
 
 USER = {"role": "user", "content": "Hello"}
@@ -64,3 +64,26 @@ def test_tools_as_templates_take_them() -> None:
     assert (read.choice, read.parallel, read.tools[0].strict) == ("required", False, True)
     with pytest.raises(APIError, match=r"tools\.1\.name .* once more"):
         said(USER, tools=[tool, tool])
+
+
+@pytest.mark.parametrize("within", ["messages", "a result", "the system prompt"])
+def test_thousands_of_marks_cost_no_more_than_the_first_too_many(monkeypatch: pytest.MonkeyPatch, within: str) -> None:
+    """Each copies all before it."""
+    copies, real = [], _MessagesReader._mark
+
+    def counted(self: _MessagesReader, *mark: Any) -> None:
+        copies.append(mark)
+        real(self, *mark)
+
+    monkeypatch.setattr(_MessagesReader, "_mark", counted)
+    blocks = [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}] * 2000
+    roles = [{"role": ("user", "assistant")[i % 2], "content": [one]} for i, one in enumerate(blocks)]
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": blocks}]}
+    asked, more = {
+        "messages": (roles, {}),
+        "a result": ([USER, {"role": "assistant", "content": [CALL]}, result], {}),
+        "the system prompt": ([USER], {"system": blocks}),
+    }[within]
+    with pytest.raises(APIError, match="more than 4 are in this request"):
+        said(*asked, **more)
+    assert len(copies) == 5

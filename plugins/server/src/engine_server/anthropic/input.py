@@ -230,7 +230,7 @@ class _MessagesReader(Messages):
         for i, seconds in enumerate(marks):
             if seconds is not None:
                 begun = "\n".join(block["text"] for block in system[: i + 1])  # type: ignore[index]
-                self.marks.append(Mark(seconds, [{"role": "system", "content": begun}]))
+                self._mark(seconds, [{"role": "system", "content": begun}])
 
     def add(self, role: str, text: str) -> None:
         """A text of this role."""
@@ -289,7 +289,14 @@ class _MessagesReader(Messages):
                 self.result(identity, text, f"{block.where}.tool_use_id", "tool_use", "send its id")
         marks.append(take_mark(block))
         block.end()
-        self.marks += [Mark(seconds, self.beginning()) for seconds in marks if seconds is not None]
+        for seconds in marks:
+            if seconds is not None:
+                self._mark(seconds, self.beginning())
+
+    def _mark(self, seconds: float, messages: list[dict[str, Any]]) -> None:
+        """Each copies all before it: whoever sends thousands is told at the first too many."""
+        self.marks.append(Mark(seconds, messages))
+        check_number(self.marks)
 
 
 def _texts(content: Any, where: str, marks: list[float | None]) -> str:
