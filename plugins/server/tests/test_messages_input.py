@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ def test_roles_in_a_row_become_one() -> None:
     read = said(USER, {"role": "user", "content": [{"type": "text", "text": "there"}]}, system="Be brief.")
     assert read.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello\nthere"}]
     assert read.prefill == "" and read.tools.choice == "none"
+
+
+def test_many_in_a_row_are_read_in_time_by_their_number() -> None:
+    """They are read in the server's loop: not all that came before is copied with each (5 s)."""
+    messages = [{"role": "user", "content": "x" * 100}] * 20_000
+    began = time.process_time()
+    read = said(*messages)
+    assert time.process_time() - began < 2
+    assert read.messages == [{"role": "user", "content": "\n".join(["x" * 100] * 20_000)}]
 
 
 def test_thoughts_calls_and_results() -> None:
