@@ -318,8 +318,8 @@ class Model(Protocol):
         """
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The classification head: hidden [R, H], of the token that the description's pooler names -> [R, num_labels],
-        in the model's dtype. Called only where the description has labels."""
+        """The classification head: hidden [R, H], of the token that the description's pooler names (of any, where it
+        has `token_labels`) -> [R, num_labels], in the model's dtype. Called only where the description has labels."""
 
     def num_parameters(self) -> int:
         """Elements of the weights on this rank; tied ones counted once."""
