@@ -136,7 +136,6 @@ class ModelSuite(Conformance):
         absent |= {"classify"} if not model.pooler.num_labels else set()
         absent |= {"encode"} if model.encoder is None else set()
         absent |= {"state_sizes"} if "stages" in cls.described().unsupported_features() else set()
-        absent |= {"encode"} if not any(spec.kind == "cross" for spec in model.kv_specs) else set()
         return [name for name in super().methods() if name not in absent]
 
     @classmethod
