@@ -53,7 +53,7 @@ def process(peer: Peer, folder: Path) -> PeerProcess:
 def bench(folder: Path, lines: list[str], **changes: int) -> Bench:
     """One that probes nothing."""
     values = {"pairs": 3, "starts": 2, "threads": 1} | changes
-    return Bench(cache=folder, probe=lambda: MACHINE, say=lines.append, **values)
+    return Bench(clock="wall", cache=folder, probe=lambda: MACHINE, say=lines.append, **values)
 
 
 def empty(**changes: object) -> Results:
@@ -244,6 +244,16 @@ def test_a_peer_that_cannot_be_installed_is_no_error_of_the_whole(
 def test_what_there_is_not_is_refused(flag: str, value: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=flag):
         main([flag, value, "--cache", str(tmp_path)])
+
+
+def test_processor_time_is_asked_of_one_thread(fake: Fake, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="add --threads 1"):
+        main(["--clock", "cpu", "--threads", "2", "--cache", str(tmp_path)])
+    with process(fake("a"), tmp_path) as worker:
+        worker.load()
+        began = time.perf_counter()
+        answer = worker.run(CALLS, 100, "cpu")
+        assert sum(answer.seconds) < time.perf_counter() - began
 
 
 def test_the_default_work_is_known() -> None:

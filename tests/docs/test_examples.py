@@ -27,6 +27,8 @@ DRIVER = ROOT / "docs" / "plugins" / "driver.md"
 DRAFTER = ROOT / "docs" / "plugins" / "drafter.md"
 EVICTOR = ROOT / "docs" / "plugins" / "tutorial-evictor.md"
 STORE = ROOT / "docs" / "plugins" / "tutorial-store.md"
+MODEL = ROOT / "docs" / "plugins" / "tutorial-model.md"
+EXPERTS = ROOT / "docs" / "plugins" / "tutorial-experts.md"
 HOOKS = ROOT / "docs" / "plugins" / "hooks.md"
 
 
@@ -110,6 +112,22 @@ def test_the_store_of_the_tutorial_passes_the_suite_and_survives_restarts(tmp_pa
     assert own_tests(STORE, "test_sqlite.py", tmp_path, monkeypatch) == 14
 
 
+MODELS = pytest.mark.parametrize(
+    "page, test", [(MODEL, "test_my_gemma.py"), (EXPERTS, "test_my_mixtral.py")], ids=["gemma", "mixtral"]
+)
+
+
+@MODELS
+def test_the_models_of_the_tutorials_have_transformers_tokens(page, test, tmp_path, monkeypatch):
+    assert own_tests(page, test, tmp_path, monkeypatch, "tokens_are or computes_it") == 4
+
+
+@pytest.mark.slow
+@MODELS
+def test_the_models_of_the_tutorials_pass_the_suite(page, test, tmp_path, monkeypatch):
+    assert own_tests(page, test, tmp_path, monkeypatch) == 50
+
+
 @pytest.mark.slow
 def test_the_drafter_of_the_guide_passes_the_suite(tmp_path, monkeypatch):
     assert own_tests(DRAFTER, "test_recall.py", tmp_path, monkeypatch) == 20
@@ -169,7 +187,14 @@ def test_the_guides_redactor_at_every_cut(text, word, cuts):
 
 @pytest.mark.parametrize(
     "page, package",
-    [(DRIVER, "shortest"), (DRAFTER, "recall"), (EVICTOR, "two-queues"), (STORE, "sqlite")],
+    [
+        (DRIVER, "shortest"),
+        (DRAFTER, "recall"),
+        (EVICTOR, "two-queues"),
+        (STORE, "sqlite"),
+        (MODEL, "my-gemma"),
+        (EXPERTS, "my-mixtral"),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_guides_files_are_where_its_listing_says(page, package):

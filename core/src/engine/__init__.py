@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from engine.types.outputs import RequestOutput as RequestOutput
     from engine.types.params import SamplingParams as SamplingParams
     from engine.types.pooling import PoolingParams as PoolingParams
-    from engine.types.pooling import PoolingRequestOutput as PoolingRequestOutput
     from engine.types.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 _NAMES = {
@@ -29,7 +28,7 @@ _NAMES = {
     "llm": ("LLM", "LLMEngine"),
     "types.outputs": ("CompletionOutput", "RequestOutput"),
     "types.params": ("SamplingParams",),
-    "types.pooling": ("PoolingParams", "PoolingRequestOutput"),
+    "types.pooling": ("PoolingParams",),
     "types.structured_outputs": ("StructuredOutputsParams",),
 }
 _HOMES = {name: f"engine.{module}" for module, names in _NAMES.items() for name in names}

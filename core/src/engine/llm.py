@@ -24,7 +24,7 @@ from engine.plugin.loading import brought
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.types.outputs import CompletionOutput, CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingDefaults, SamplingParams
-from engine.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+from engine.types.pooling import PoolingParams
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
@@ -340,25 +340,22 @@ class LLM:
     # -- pooling -----------------------------------------------------------------------------------------------------
     def encode(
         self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True, pooling_task: str | None = None
-    ) -> list[PoolingRequestOutput]:
-        """Pool prompts; `outputs.data` is a numpy array.
+    ) -> list[Any]:
+        """Pool prompts; `outputs.data` of an `engine_kit.pooled_outputs.PoolingRequestOutput` is a numpy array.
 
         Args:
             prompts: one or several, as for `generate`.
             pooling_params: for all, or one for each; None means `PoolingParams()`.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
-            pooling_task: "embed", "token_embed" or "classify", for parameters that name no task.
+            pooling_task: "embed", "token_embed", "classify" or "token_classify", for parameters that name no task.
 
         Raises:
             InvalidRequestError, PromptTooLongError: one of the prompts or parameters, or a task that this model or
                 engine does not have; nothing was begun.
             As `generate`, for a prompt that fails later.
         """
-        outputs = self._pooled(prompts, pooling_params, pooling_task, use_tqdm)
-        return [
-            PoolingRequestOutput(one.request_id, PoolingOutput(one.data), one.prompt_token_ids, one.num_cached_tokens)
-            for one in outputs
-        ]
+        made: Callable[..., list[Any]] = brought("poolings", "pool with LLM.encode")
+        return made(self._pooled(prompts, pooling_params, pooling_task, use_tqdm))
 
     def embed(self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True) -> list[Any]:
         """One vector for each prompt, `outputs.embedding` of an `engine_kit.pooled_outputs.EmbeddingRequestOutput`.

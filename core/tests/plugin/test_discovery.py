@@ -44,7 +44,9 @@ def test_finds_installed_drivers_with_their_origin_and_imports_nothing(playgroun
 def test_each_point_has_a_driver_of_ours_that_comes_through_entry_points():
     registry = Registry.discover()
     for point in POINTS:
-        assert any(c.distribution in own() for c in registry.candidates(point)), point
+        # a mixture's experts come with the models that have them, which a start of the tiny one does without
+        ours = own() | ({"engine-moe"} if point == "experts" else set())
+        assert any(c.distribution in ours for c in registry.candidates(point)), point
     assert not [problem for problem in registry.problems if problem.kind == "broken"]
 
 

@@ -19,7 +19,7 @@ from engine.runner.results import FailedStep
 from engine.runner.worker import TorchWorker
 from engine.types.params import SamplingParams
 from engine.types.plan import ForcedDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
-from engine.types.pooling import PoolingParams
+from engine.types.pooling import PoolerConfig, PoolingParams
 from engine_kit.step_pooler import StepPooler
 
 CANDIDATES = (
@@ -152,16 +152,21 @@ def test_what_steps_do_beside_tokens_waits_for_nothing() -> None:
         found.step(copies=PageCopies(**copies, destination=np.array([297, 298], np.int32)))
 
 
-@pytest.mark.parametrize("task", ["embed", "token_embed", "classify"])
+@pytest.mark.parametrize("task", ["embed", "token_embed", "classify", "token_classify"])
 def test_pooling_waits_for_nothing(task: str) -> None:
     """Wishes that differ from row to row, and a prompt in pieces, on a platform whose tensors have no values."""
-    description = SimpleNamespace(pooler=SimpleNamespace(pooling_type="mean", normalize=True, activation="softmax"))
+    pooler_config = PoolerConfig(pooling_type="mean", num_labels=3)
+    description = SimpleNamespace(pooler=pooler_config)
     platform = RemotePlatformBody(SimpleNamespace(start=SimpleNamespace(device="meta")))  # type: ignore[arg-type]
     model = SimpleNamespace(classify=lambda vectors: vectors[:, :3])
     pooler = StepPooler(platform, model, description)  # type: ignore[arg-type]
     for slot in range(ROWS):
         wish = PoolingParams(task=task, normalize=bool(slot % 2), pooling_type=("mean", "cls", "last")[slot % 3])
-        pooler.enter(SimpleNamespace(slot=slot, pooling=wish, num_prompt_tokens=PROMPT))  # type: ignore[arg-type]
+        if task == "token_classify" and slot % 2:
+            wish = PoolingParams(task=task, step_tag_id=slot, returned_token_ids=[2, 0])
+        ids = np.arange(PROMPT, dtype=np.int32)
+        new = SimpleNamespace(slot=slot, pooling=wish, num_prompt_tokens=PROMPT, token_ids=ids)
+        pooler.enter(new)  # type: ignore[arg-type]
     with serving():
         for first, count in ((0, 3), (3, PROMPT - 3)):
             plan = SimpleNamespace(

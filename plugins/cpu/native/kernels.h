@@ -76,6 +76,13 @@ struct Penalties;
 struct Bitmask;
 class SamplingScratch;
 
+// Mixtures of experts': experts.h.
+struct RouterLogits;
+struct Route;
+struct GatedAct;
+struct RowGate;
+struct Combine;
+
 // Of layers that keep states: states.h.
 struct CausalConv;
 struct Ssd;
@@ -102,6 +109,11 @@ struct Kernels {
     void (*logprobs)(const Logprobs& arguments, SamplingScratch& scratch, int threads);
     void (*penalties)(const Penalties& arguments, SamplingScratch& scratch, int threads);
     void (*apply_bitmask)(const Bitmask& arguments, int threads);
+    void (*router_logits)(DType dtype, const RouterLogits& arguments, int threads);
+    void (*route)(const Route& arguments, int threads);
+    void (*gated_act)(DType dtype, const GatedAct& arguments, int threads);
+    void (*row_gate)(DType dtype, const RowGate& arguments, int threads);
+    void (*combine)(DType dtype, const Combine& arguments, int threads);
     void (*causal_conv)(DType dtype, const CausalConv& arguments, int threads);
     void (*ssd)(DType dtype, const Ssd& arguments, int threads);
     void (*selective_scan)(DType dtype, const SelectiveScan& arguments, int threads);

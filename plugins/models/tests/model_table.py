@@ -97,6 +97,7 @@ TABLE: dict[str, dict[str, Any]] = {
 
 WITHOUT_ORACLE: dict[str, dict[str, Any]] = {
     "InternLM2ForCausalLM": {"bias": True},
+    "InternLM2ForRewardModel": {"bias": True},
     "InternLM3ForCausalLM": {"qkv_bias": True, "bias": True},
     "MiniCPMForCausalLM": {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 8},
 }
@@ -113,6 +114,34 @@ WITH_STATES: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": {**DELTA, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0]},
 }
 """The same of those whose layers keep states: `test_greedy.py` drafts with them, and divides them, too."""
+
+POOLED: dict[str, dict[str, Any]] = {
+    "Gemma2Model": {"query_pre_attn_scalar": 10, "sliding_window": 5},
+    "Gemma2ForSequenceClassification": {"query_pre_attn_scalar": 10, "sliding_window": 5},
+}
+"""The same of decoders whose hidden states are pooled."""
+
+JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "hidden_act": "gelu"}
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "GteModel": {"type_vocab_size": 1},
+    "GteForSequenceClassification": {"type_vocab_size": 0},
+    "NewModel": {"type_vocab_size": 1},
+    "NewForSequenceClassification": {"type_vocab_size": 1},
+    "NomicBertModel": {},
+    "JinaBertForMaskedLM": JINA,
+    "JinaBertModel": JINA,
+}
+"""The same of encoders."""
+
+ORACLES = {
+    **dict.fromkeys(WITHOUT_ORACLE),
+    "NewModel": "GteModel",
+    "NewForSequenceClassification": "GteForSequenceClassification",
+    **dict.fromkeys(("JinaBertForMaskedLM", "JinaBertModel")),
+}
+"""Whose class computes the same, where transformers has none of the name; None: `test_encoders.py` and
+`test_llama_shaped.py` have the formulas."""
 
 _STACKS = {
     "decoder_layers": 2,

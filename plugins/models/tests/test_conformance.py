@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 
-from model_table import ENCODER_DECODERS, READS_SOUND, TABLE, WITH_STATES, WITHOUT_ORACLE
+from model_table import ENCODER_DECODERS, ENCODERS, ORACLES, POOLED, READS_SOUND, TABLE, WITH_STATES, WITHOUT_ORACLE
 
-from engine_sdk.conformance import EncoderDecoderConformance, ModelConformance
+from engine_sdk.conformance import EncoderDecoderConformance, EncoderModelConformance, ModelConformance
 
 QUICK = (
     r"^(?!test_(card_is_light|dtypes|padding|weights_are_cast|a_missing_tensor|a_tensor_of_another_form"
@@ -22,10 +22,11 @@ OPTIONAL = ("final_logits_bias",)
 """What checkpoints of encoder-decoder models need not have."""
 
 ENCODE = {**ENCODER_DECODERS, **READS_SOUND}
-for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **ENCODE}.items():
+SUITES = {**dict.fromkeys(ENCODE, EncoderDecoderConformance), **dict.fromkeys(ENCODERS, EncoderModelConformance)}
+for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **POOLED, **ENCODERS, **ENCODE}.items():
     words = {"driver": architecture, "config": config}
     words |= {} if architecture == "GemmaForCausalLM" else {"quick": QUICK}
-    words |= {} if architecture not in WITHOUT_ORACLE else {"oracle": None}
+    words |= {"oracle": ORACLES[architecture]} if architecture in ORACLES else {}
     words |= {} if architecture not in ENCODE else {"unused": OPTIONAL}
-    suite = EncoderDecoderConformance if architecture in ENCODE else ModelConformance
+    suite = SUITES.get(architecture, ModelConformance)
     globals()[f"Test{architecture}"] = type(f"Test{architecture}", (suite,), words)

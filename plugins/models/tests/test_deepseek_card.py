@@ -12,8 +12,8 @@ from engine.frontend.launch import launch
 from engine.interfaces.model import ModelNeed
 from engine.types.model import KVSpec
 from engine.types.parallel import Parallel
+from engine_kit.routing import RouteForm
 from engine_models.deepseek_card import DeepseekV2, DeepseekV3
-from engine_moe.ops_moe.card import RouteForm
 
 CARDS = {"DeepseekV2ForCausalLM": DeepseekV2, "DeepseekV3ForCausalLM": DeepseekV3}
 

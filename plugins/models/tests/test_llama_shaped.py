@@ -23,6 +23,7 @@ GROUP, HEAD = 2, 8
 """Of the small config: queries of each KV head, elements of a head."""
 LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
     "InternLM2ForCausalLM": ("LlamaForCausalLM", {"attention_bias": True}),
+    "InternLM2ForRewardModel": ("LlamaModel", {"attention_bias": True}),
     "InternLM3ForCausalLM": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "MiniCPMForCausalLM": (
         "GraniteForCausalLM",
@@ -50,12 +51,14 @@ def as_llama(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("architecture", WITHOUT_ORACLE)
 def test_as_one_that_transformers_has(architecture: str) -> None:
-    """Logits of every token of a prompt."""
+    """Logits, or the reward, of every token of a prompt."""
     words = {"driver": architecture, "config": WITHOUT_ORACLE[architecture], "oracle": None}
     suite: Any = type("Suite", (ModelConformance,), words)
     other, more = LLAMA[architecture]
     oracle = Oracle(other, {**small_config(other, more), "architectures": [other]})
-    oracle.load(pair for name, tensor in draw(suite.tensors()) for pair in as_llama(name, tensor))
+    tensors = dict(draw(suite.tensors()))
+    head = tensors.pop("v_head.weight", None)
+    oracle.load(pair for name, tensor in tensors.items() for pair in as_llama(name, tensor))
     ids = suite.ids(23)
-    expected = oracle(ids)
+    expected = oracle(ids) if head is None else oracle(ids) @ head.double().T
     torch.testing.assert_close(suite.alone(ids), expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().max()))

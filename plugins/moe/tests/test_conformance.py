@@ -1,12 +1,16 @@
-"""The operations through the suite of engine-sdk."""
+"""Operations and experts through the suite of engine-sdk."""
 
 import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 
-from engine_sdk.conformance import OpsConformance
+from engine_sdk.conformance import ExpertsConformance, OpsConformance
 
 
 class TestMoe(OpsConformance):
     driver = "moe"
-    quick = r"card|known|body"  # what it defines is tested beside: the others are operations of other drivers
+    quick = r"card|known|body|rout|expert|gate"  # the others are operations of other drivers
+
+
+class TestLocal(ExpertsConformance):
+    driver = "local"

@@ -31,11 +31,17 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--peer", default="all", help=f"comma-separated: {', '.join(PEERS)}; or all")
     flags.add_argument("--model", default="10M,0.6B", help=f"comma-separated: {', '.join(MODELS)}")
     flags.add_argument(
-        "--work", default=DEFAULT_WORK, help="comma-separated: W1 .. W4, with -int8, -int4 or -draft after it"
+        "--work", default=DEFAULT_WORK, help="comma-separated: W1 .. W5, with -int8, -int4 or -draft after it"
     )
     flags.add_argument("--pairs", type=int, default=5, help="measurements of each engine and work (default: 5)")
     flags.add_argument("--starts", type=int, default=2, help="starts of each engine, the first a cold one (default: 2)")
     flags.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
+    flags.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: processor time, with --threads 1, for a machine that others work on (default: wall)",
+    )
     flags.add_argument("--cache", type=Path, default=default_cache(), help="environments, checkpoints, logs")
     flags.add_argument("--jobs", type=int, default=2, help="compilers at once while a peer is built (default: 2)")
     flags.add_argument("--install-only", action="store_true", help="make the environments and checkpoints, and stop")
@@ -77,6 +83,7 @@ def command_of(asked: argparse.Namespace) -> str:
     """The command that measures the same, without the folders of whoever ran it."""
     words = ["python", "-m", "tests.benchmarks.peers", "--peer", asked.peer, "--model", asked.model]
     words += ["--work", asked.work, "--pairs", str(asked.pairs), "--starts", str(asked.starts)]
+    words += ["--threads", str(asked.threads), "--clock", "cpu"] if asked.clock == "cpu" else []
     return shlex.join(words)
 
 
@@ -91,6 +98,8 @@ def measure(asked: argparse.Namespace) -> Results:
         raise SystemExit(f"--work: {error}") from None
     if min(asked.pairs, asked.starts, asked.threads) < 1:
         raise SystemExit("--pairs, --starts and --threads are at least 1")
+    if asked.clock == "cpu" and asked.threads > 1:
+        raise SystemExit("--clock cpu: several threads wait for each other in that time too; add --threads 1")
     results = Results(
         commands=[command_of(asked)],
         date=datetime.date.today().isoformat(),
@@ -101,6 +110,7 @@ def measure(asked: argparse.Namespace) -> Results:
     bench = Bench(
         cache=cache,
         threads=asked.threads,
+        clock=asked.clock,
         pairs=asked.pairs,
         starts=asked.starts,
         probe=partial(probe, "bfloat16"),

@@ -32,6 +32,8 @@ BARS = (
     Bar("0.6B", "W2", BEST, 1.4),
     Bar("0.6B", "W3", BEST, 1.3),
     Bar("0.6B", "W4", BEST, 1.1),
+    Bar("1B-A0.3B", "W1", "llama.cpp", 1.0),
+    Bar("1B-A0.3B", "W5", "llama.cpp", 1.4),
     Bar("0.6B", START, "vllm", 10.0),
 )
 

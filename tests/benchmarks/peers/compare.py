@@ -36,6 +36,7 @@ class Bench:
     Args:
         cache: folder of checkpoints, environments and logs.
         threads: for each engine.
+        clock: by which calls are timed: "wall"; "cpu" for engines of one thread on a machine that others work on.
         pairs: measurements of each task and engine.
         starts: of each engine; the last one does the work.
         probe: of the machine.
@@ -44,6 +45,7 @@ class Bench:
 
     cache: Path
     threads: int
+    clock: str
     pairs: int
     starts: int
     probe: Callable[[], Machine]
@@ -164,7 +166,7 @@ def _pairs(bench: Bench, task: Task, sides: tuple[_Side, _Side], dimensions: Dim
         first_tokens = []
         for side, values in zip(sides, figures, strict=True):
             side.process.resume()
-            answer = side.process.run(calls, dimensions.vocab_size)
+            answer = side.process.run(calls, dimensions.vocab_size, bench.clock)
             side.process.pause()
             values.append(task.work.figure(calls, answer.seconds))
             first_tokens.append([tokens[0] for outputs in answer.outputs for tokens in outputs])

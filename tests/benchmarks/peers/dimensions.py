@@ -1,4 +1,4 @@
-"""The models that are compared: dimensions of a Llama with random weights."""
+"""The models that are compared: dimensions of a Llama or a Mixtral with random weights."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class Dimensions:
 
     Args:
         name: as it is asked for.
+        num_experts: of each layer, which are of the intermediate size; 0: one block, which all tokens use.
+        experts_per_token: how many of them a token uses.
         w1_repeats: how often W1's stream is repeated within one measurement: a small model's takes milliseconds.
     """
 
@@ -28,12 +30,17 @@ class Dimensions:
     tie_word_embeddings: bool
     rope_theta: float = 10_000.0
     w1_repeats: int = 1
+    num_experts: int = 0
+    experts_per_token: int = 0
 
     def config(self) -> dict[str, Any]:
         """What config.json says."""
+        own: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        if self.num_experts:
+            own = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}
+            own |= {"num_local_experts": self.num_experts, "num_experts_per_tok": self.experts_per_token}
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            **own,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_layers,
@@ -68,10 +75,16 @@ class Dimensions:
                 layer + "self_attn.v_proj.weight": (keys, self.hidden_size),
                 layer + "self_attn.o_proj.weight": (self.hidden_size, queries),
                 layer + "post_attention_layernorm.weight": (self.hidden_size,),
-                layer + "mlp.gate_proj.weight": (self.intermediate_size, self.hidden_size),
-                layer + "mlp.up_proj.weight": (self.intermediate_size, self.hidden_size),
-                layer + "mlp.down_proj.weight": (self.hidden_size, self.intermediate_size),
             }
+            up, down = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
+            if not self.num_experts:
+                parts = {"gate": up, "up": up, "down": down}
+                found |= {f"{layer}mlp.{part}_proj.weight": shape for part, shape in parts.items()}
+                continue
+            found[layer + "block_sparse_moe.gate.weight"] = (self.num_experts, self.hidden_size)
+            for expert in range(self.num_experts):
+                of = f"{layer}block_sparse_moe.experts.{expert}."
+                found |= {f"{of}{part}.weight": shape for part, shape in (("w1", up), ("w3", up), ("w2", down))}
         found["model.norm.weight"] = (self.hidden_size,)
         if not self.tie_word_embeddings:
             found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
@@ -98,5 +111,9 @@ MODELS = {
     # The sizes of Qwen3-0.6B with a smaller vocabulary: 473 million parameters, 946 MB.
     "0.6B": Dimensions("0.6B", 1024, 28, 16, 8, 128, 3072, 32_000, tie_word_embeddings=True),
     # The sizes of Llama-3.2-1B with a smaller vocabulary: 1,038 million parameters, 2,077 MB.
+    # A mixture of 1,066 million parameters, of which a token uses 273 million: two of 16 experts in each layer.
+    "1B-A0.3B": Dimensions(
+        "1B-A0.3B", 1536, 16, 24, 12, 64, 768, 32_000, tie_word_embeddings=True, num_experts=16, experts_per_token=2
+    ),
     "1B": Dimensions("1B", 2048, 16, 32, 8, 64, 8192, 32_000, tie_word_embeddings=True, rope_theta=500_000.0),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
+_EXPERTS = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
 _OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -28,6 +31,8 @@ def gguf_name(name: str) -> str:
     if stem in _OTHERS:
         return _OTHERS[stem] + ".weight"
     layer, part = stem.removeprefix("model.layers.").split(".", 1)
+    if ".experts." in part:
+        return f"blk.{layer}.{_EXPERTS[part.rpartition('.')[2]]}.weight"
     return f"blk.{layer}.{_LAYER[part]}.weight"
 
 
@@ -58,8 +63,19 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
+def together(tensors: dict[str, np.ndarray], experts: int) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors, those of a layer's experts [E, out, in] under the name of the first one."""
+    for name, bits in tensors.items():
+        before, dot, after = name.partition(".experts.")
+        if not dot:
+            yield name, bits
+        elif after.startswith("0."):
+            part = after.removeprefix("0.")
+            yield name, np.stack([tensors[f"{before}.experts.{expert}.{part}"] for expert in range(experts)])
+
+
 def write_gguf(checkpoint: Path, path: Path) -> None:
-    """Write all of the model: norms in float32, all else in bf16, no vocabulary (token ids are passed)."""
+    """Write all of the model: norms and routers in float32, all else in bf16, no vocabulary (token ids are passed)."""
     import gguf  # type: ignore[import-not-found, unused-ignore]
 
     config = json.loads((checkpoint / "config.json").read_text())
@@ -77,14 +93,17 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if experts := config.get("num_local_experts", 0):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_tokenizer_model("no_vocab")
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, bits in read_safetensors(checkpoint / "model.safetensors").items():
+    for name, bits in together(read_safetensors(checkpoint / "model.safetensors"), experts):
         for part, count in heads.items():
             if f".{part}." in name:
                 bits = rotary_order(bits, count)
-        if bits.ndim == 1:
+        if bits.ndim == 1 or "ffn_gate_inp" in gguf_name(name):
             writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
         else:
             octets = np.ascontiguousarray(bits).view(np.uint8)

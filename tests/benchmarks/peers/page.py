@@ -23,11 +23,11 @@ ours, theirs. While one is measured, all processes of the other are held still, 
 machine is probed: such machines drift, so the ratio of neighbours says more than any figure by itself. The tables give
 medians; the ratio is the median of the pairs' ratios, with the lowest and the highest. Above 1, ours is ahead.
 
-The checkpoints are Llamas with seeded random weights in bf16. Prompts are seeded token ids, other ones in each pair;
-tokens are chosen greedily and past any end of sequence. Every answer is checked: each request has exactly as many
-tokens as it asked for, all from the vocabulary, and the times that a worker claims fit those that the driver saw. Each
-engine has all cores and is left as it comes, but for what it lets itself be told of these: contexts of {MAX_MODEL_LEN}
-tokens, {MAX_NUM_SEQS} requests at once, a cache for {KV_TOKENS} tokens."""
+The checkpoints are Llamas, and a mixture of experts as Mixtral, with seeded random weights in bf16. Prompts are seeded
+token ids, other ones in each pair; tokens are chosen greedily and past any end of sequence. Every answer is checked:
+each request has exactly as many tokens as it asked for, all from the vocabulary, and the times that a worker claims fit
+those that the driver saw. Each engine has all cores and is left as it comes, but for what it lets itself be told of
+these: contexts of {MAX_MODEL_LEN} tokens, {MAX_NUM_SEQS} requests at once, a cache for {KV_TOKENS} tokens."""
 
 
 def page(results: Results) -> str:
@@ -54,8 +54,9 @@ def _engines() -> str:
 def _work() -> str:
     rows = [(name, f"{work.about} ({work.unit})") for name, work in WORKLOADS.items()]
     note = (
-        "W1 takes the time of a request with one token from that of one with 128. `W1-int8` and `W1-int4` are W1 with\n"
-        "weights that each engine has quantized its own way. `W1-draft` is W1 with a draft model: the target's\n"
+        "W1 and W5 take the time of requests with one token from that of ones with 128. `W1-int8` and `W1-int4`\n"
+        "are W1 with weights that each engine has quantized its own way. `W1-draft` is W1 with a draft model: the\n"
+        "target's "
         f"first {DRAFT_LAYERS} layers, with its embedding and head; what its other layers add is multiplied by\n"
         f"{FADING:g}, so that both mostly agree. Each engine drafts {DRAFTS} tokens a step, greedily, and keeps those\n"
         "that the target says too."

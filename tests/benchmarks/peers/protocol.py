@@ -7,7 +7,8 @@ gets one object back for each; what the engine itself prints goes to standard er
 |---|---|---|
 | {"do": "prepare", "settings": {...}} | converts the checkpoint where this engine must | {"ok": true} |
 | {"do": "load", "settings": {...}} | starts the engine | {"ok": true, "versions": {...}} |
-| {"do": "run", "calls": [[{"prompt": [ids], "output_len": n}, ...], ...]} | makes the calls, one after the other | \
+| {"do": "run", "calls": [[{"prompt": [ids], "output_len": n}, ...], ...], "clock": "wall"} | makes the calls, one \
+after the other; "cpu": in this process's processor time | \
 {"ok": true, "seconds": [a call's, ...], "outputs": [[[ids], ...], ...]} |
 | {"do": "quit"} | ends | {"ok": true} |
 
@@ -94,6 +95,11 @@ def versions(distributions: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def now(clock: str) -> float:
+    """Seconds, by the clock of a message."""
+    return time.process_time() if clock == "cpu" else time.perf_counter()
+
+
 def answer(worker: Worker, message: dict[str, Any]) -> dict[str, Any]:
     """Do what one message asks. Raises whatever the engine raises."""
     if message["do"] == "prepare":
@@ -105,9 +111,9 @@ def answer(worker: Worker, message: dict[str, Any]) -> dict[str, Any]:
         seconds, outputs = [], []
         for call in message["calls"]:
             prompts, lens = [request["prompt"] for request in call], [request["output_len"] for request in call]
-            began = time.perf_counter()
+            began = now(message["clock"])
             outputs.append(worker.generate(prompts, lens))
-            seconds.append(time.perf_counter() - began)
+            seconds.append(now(message["clock"]) - began)
         return {"seconds": seconds, "outputs": outputs}
     if message["do"] == "quit":
         return {}

@@ -15,9 +15,13 @@ _LONG_PROMPT = 1024
 
 
 def linear_parameters(dimensions: Dimensions) -> int:
-    """Weights that every token is multiplied with: all matrices but for the vocabulary's."""
-    shapes = dimensions.shapes().items()
-    return sum(math.prod(shape) for name, shape in shapes if name.startswith("model.layers.") and len(shape) == 2)
+    """Weights that a token is multiplied with: all matrices but for the vocabulary's, and of experts as many as it
+    uses."""
+    shapes = [(name, math.prod(shape)) for name, shape in dimensions.shapes().items() if len(shape) == 2]
+    layers = [(name, size) for name, size in shapes if name.startswith("model.layers.")]
+    experts = sum(size for name, size in layers if ".experts." in name)
+    used = experts * dimensions.experts_per_token // dimensions.num_experts if experts else 0
+    return sum(size for _, size in layers) - experts + used
 
 
 def bytes_per_token(dimensions: Dimensions) -> float:

@@ -97,6 +97,13 @@ def _shared_prefix(dimensions: Dimensions, random: np.random.Generator) -> list[
     return [[Request(prefix + ids(dimensions, 32, random), 32) for _ in range(32)]]
 
 
+def _streams(dimensions: Dimensions, random: np.random.Generator) -> list[Call]:
+    return [
+        [Request(ids(dimensions, 128, random), 1) for _ in range(16)],
+        [Request(ids(dimensions, 128, random), 128) for _ in range(16)],
+    ]
+
+
 def _seconds(calls: Sequence[Call], seconds: Sequence[float]) -> float:
     return sum(seconds)
 
@@ -116,6 +123,7 @@ WORKLOADS = {
         Workload("W2", "64 requests, 32..512 in, 32..256 out", "output tokens/s", True, _offline, _output_rate),
         Workload("W3", "32 requests with 512 shared and 32 own tokens, 32 out", "s", False, _shared_prefix, _seconds),
         Workload("W4", "8 prompts of 1,024 tokens, 1 out", "prompt tokens/s", True, _prompts, _prompt_rate),
+        Workload("W5", "16 streams, 128 tokens in, 128 out: decoding", "tokens/s", True, _streams, _decode_rate),
     )
 }
 

@@ -26,7 +26,7 @@ from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingParams
-from engine.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+from engine.types.pooling import PoolingParams
 from engine.types.start import WorkerReady
 
 log = logging.getLogger(__name__)
@@ -217,17 +217,15 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
-    ) -> PoolingRequestOutput:
+    ) -> Any:
         """Pool one prompt: its embedding, its tokens' embeddings, or its labels, as `params` (or the model) say.
 
-        Cancelling aborts the request. Raises as `submit`, and the typed error that ended the request.
+        It gives what `LLM.encode` does. Cancelling aborts the request. Raises as `submit`, and the error that ended it.
         """
         params = PoolingParams() if params is None else params
         stream = await self.submit(prompt, params, request_id, OutputKind.FINAL, priority, timeout)
         try:
-            output = await stream.final()
-            data, ids = PoolingOutput(output.data), output.prompt_token_ids
-            return PoolingRequestOutput(output.request_id, data, ids, output.num_cached_tokens)
+            return brought("poolings", "pool with AsyncLLM.encode")([await stream.final()])[0]
         finally:
             stream.close()
 

@@ -257,7 +257,7 @@ class InputProcessor:
         if isinstance(params, PoolingParams):
             pooler = self.model.pooler
             task = params.task or pooler.tasks[0]
-            kind = None if task == "token_embed" else params.pooling_type or pooler.pooling_type
+            kind = None if task in ("token_embed", "token_classify") else params.pooling_type or pooler.pooling_type
             pooling = msgspec.structs.replace(params, task=task, pooling_type=kind)
             if pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
                 parsed = parsed._replace(text=parsed.text.lower())

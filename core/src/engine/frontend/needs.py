@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.communicator import CommunicatorNeed
 from engine.interfaces.executor import ExecutorNeed
+from engine.interfaces.experts import OPERATIONS as EXPERT_OPERATIONS
+from engine.interfaces.experts import ExpertsNeed
 from engine.interfaces.kv_connector import KVConnectorNeed
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorNeed
 from engine.interfaces.model import ModelNeed
@@ -20,11 +21,11 @@ from engine.interfaces.reasoning_parser import ReasoningParserNeed
 from engine.interfaces.router import RouterNeed
 from engine.interfaces.tool_parser import ToolParserNeed
 from engine.plugin import Registry, points
-from engine.plugin.choosing import or_quarantine, ranked
+from engine.plugin.choosing import ranked
 from engine.plugin.discovery import duplicate
-from engine.plugin.points import PICKS, CardT, NeedT, Point
-from engine.plugin.selection import answer
-from engine.types.errors import ConfigError, TokenizerError, UnsupportedModelError
+from engine.plugin.loading import brought
+from engine.plugin.points import CardT, NeedT, Point
+from engine.types.errors import ConfigError, TokenizerError
 from engine.types.kv import KVLayout
 from engine.types.model import ModelDescription
 from engine.types.parallel import Parallel
@@ -32,7 +33,6 @@ from engine.types.structured_outputs import KINDS as CONSTRAINTS
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
-    from engine.interfaces.kv_connector import KVConnectorCard
     from engine.interfaces.model import ModelCard
     from engine.interfaces.platform import PlatformFacts
     from engine.interfaces.tokenizer import TokenizerCard
@@ -129,22 +129,8 @@ def _several_cores(facts: Facts, asks: Mapping[str, RouterNeed]) -> bool:
 
 
 def _connects(facts: Facts, asks: Mapping[str, KVConnectorNeed]) -> bool:
-    need, config = asks[""], facts.config
-    if preemption_mode(config) != "swap":
-        if config.asked("kv_connector") is None and _wanted(config, "kv_connector"):
-            raise ConfigError(
-                f"set an option of kv_connector to {config.options_for('kv_connector')}",
-                "no connector is named, and nothing is swapped",
-                "name one with --kv-connector, or give memory to the swap tier with --swap-space",
-            )
-        return config.asked("kv_connector") is not None
-    if need.swap_space < need.page_bytes:
-        raise ConfigError(
-            f"swap_space={need.swap_space}",
-            f"it is in bytes, and one page of the KV cache has {need.page_bytes:,} of them",
-            "give more, e.g. --swap-space 4GiB",
-        )
-    return True
+    swaps = preemption_mode(facts.config) == "swap"
+    return cast("bool", brought("connects", "find out whether pages go elsewhere")(facts.config, asks[""], swaps))
 
 
 def preemption_mode(config: EngineConfig) -> str:
@@ -177,6 +163,14 @@ def _has_layers(facts: Facts, asks: Mapping[str, QuantizationNeed]) -> bool:
             f"leave {points.QUANTIZATION.option_flag} out, or name another driver with --model-impl",
         )
     return True
+
+
+def _has_experts(facts: Facts, asks: Mapping[str, ExpertsNeed]) -> bool:
+    there = EXPERT_OPERATIONS[-1] in _ops(facts)
+    if not there and _wanted(facts.config, "experts"):
+        asked = f"experts={facts.config.asked('experts')} with {facts.model.architecture}"
+        raise ConfigError(asked, "it has no routed experts", "leave --experts and its options out")
+    return there
 
 
 def _wanted(config: EngineConfig, point: str) -> bool:
@@ -242,41 +236,16 @@ def quantization_needs(facts: Facts) -> dict[str, QuantizationNeed]:
 
 
 def reads_stored(facts: Facts, asks: Mapping[str, QuantizationNeed], registry: Registry) -> str | None:
-    """The driver of the form in which the weights are stored: by priority, the first that claims it and fits.
-
-    Raises UnsupportedModelError where they are not plain, and nobody reads them.
-    """
-    stored, model = stored_form(facts.model.config), facts.implementation.candidate
-    if stored is None:
+    """The driver of the form in which the weights are stored, see `engine_kit.stored_weights`."""
+    if stored_form(facts.model.config) is None:
         return None
-    reasons = [] if asks else [f"driver '{model.name}' ({model.provenance}) reads plain layers alone"]
-    cards, passed_over = ranked(registry, points.QUANTIZATION.name) if asks else ([], [])
-    for candidate, card in cards:
-        pick = PICKS[points.QUANTIZATION.pick]
-        served = {kind: asks[kind] for kind in pick.served(card, asks)} or asks
-        verdict = or_quarantine(registry, candidate, partial(answer, pick, card, candidate, served))
-        if verdict.fit:
-            return candidate.name
-        reasons.append(str(verdict))
-    raise UnsupportedModelError(
-        f"load {facts.model.architecture}",
-        f"its weights are stored as '{stored.get('quant_method', 'unnamed')}' (quantization_config of config.json), "
-        "which none of the installed drivers reads: " + " | ".join([*reasons, *map(str, passed_over)]),
-        "install a driver that does, or use a checkpoint with plain weights",
-    )
+    return cast("str", brought("stored_weights", "find who reads stored weights")(facts, asks, registry))
 
 
 def _swap_tier(facts: Facts, asks: Mapping[str, KVConnectorNeed], registry: Registry) -> str | None:
     """The first that swaps; None leaves the error to the choice."""
-    if preemption_mode(facts.config) != "swap":
-        return None
-    cards, _ = ranked(registry, points.KV_CONNECTOR.name)
-    pick = PICKS[points.KV_CONNECTOR.pick]
-    for candidate, card in cards:
-        ask = partial(answer, pick, card, candidate, asks)
-        if cast("type[KVConnectorCard]", card).swaps and or_quarantine(registry, candidate, ask).fit:
-            return candidate.name
-    return None
+    swaps = preemption_mode(facts.config) == "swap"
+    return cast("str | None", brought("swap_tier", "find who swaps pages")(asks, registry)) if swaps else None
 
 
 def _ops(facts: Facts) -> dict[str, OpsNeed]:
@@ -301,10 +270,17 @@ def _defined_once(facts: Facts, asks: Mapping[str, OpsNeed], registry: Registry)
 
 
 TABLE: tuple[Row[Any, Any], ...] = (
-    Row(points.OPS, _ops, together=(("pack_linear", "linear"),), found=_defined_once),
+    Row(points.OPS, _ops, together=(("pack_linear", "linear"), EXPERT_OPERATIONS), found=_defined_once),
     Row(points.COMMUNICATOR, _communicator, _several_ranks),
     Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(parallel=facts.parallel)}),
     Row(points.QUANTIZATION, quantization_needs, _has_layers, found=reads_stored),
+    Row(
+        points.EXPERTS,
+        lambda facts: {
+            "": ExpertsNeed(parallel=facts.parallel, batch_invariant=facts.config.batch_invariant, **facts.place)
+        },
+        _has_experts,
+    ),
     Row(points.SCHEDULING_POLICY, lambda facts: {"": None}),
     Row(
         points.KV_CONNECTOR,

@@ -159,6 +159,9 @@ def check_pooling(params: PoolingParams, model: ModelDescription) -> None:
     task = params.task or model.pooler.tasks[0]
     check_task(task, model)
     msgspec.structs.replace(params, task=task).verify()  # again: what does not go with a task that was left out
+    labels = model.pooler.num_labels
+    if max(params.returned_token_ids or (0,)) >= max(labels, 1):
+        raise invalid("returned_token_ids", params.returned_token_ids, f"this model's head has {labels} labels")
     listed, dimensions = model.pooler.dimensions, params.dimensions
     if dimensions is not None and dimensions > model.hidden_size:
         found = f"this model's vectors have {model.hidden_size} elements"

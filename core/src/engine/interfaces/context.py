@@ -135,8 +135,8 @@ class GrammarContext:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """For bodies in a worker's process (platform, communicator, ops, attention, quantization, checkpoint, drafter,
-    logits_processor, kv_connector's worker half).
+    """For bodies in a worker's process (platform, communicator, ops, attention, quantization, experts, checkpoint,
+    drafter, logits_processor, kv_connector's worker half).
 
     Bodies are built in this order, and each sees those before it.
 

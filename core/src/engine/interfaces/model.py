@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.interfaces.communicator import Group
+    from engine.interfaces.experts import Experts
     from engine.interfaces.ops import Ops
     from engine.interfaces.quantization import LayerShape, Quantization
 
@@ -250,6 +251,7 @@ class ModelContext:
         quantization: for each kind of layer who packs and multiplies it; a kind that is not there is the ops'.
         covers: by a layer's name in the checkpoint and its kind, whether it is stored in the quantization's form;
             None: every layer is, or all are plain, for the quantization to round.
+        experts: what layers of routed experts are made by; None where the card's operations have none.
         adapters: what adapts layers for single requests; None for nothing.
         latent_attention: gives layers of kind "mla" theirs; None where the description has none of them.
         cross_attention: gives the decoder's layer of an index, with the scale of scores, its view of the encoder.
@@ -271,6 +273,7 @@ class ModelContext:
     group: Group | None = None
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
     covers: Callable[[str, str], bool] | None = None
+    experts: Experts | None = None
     adapters: Adapters | None = None
     latent_attention: LatentAttentionFactory | None = None
     cross_attention: Callable[[int, float], PagedCrossAttention] | None = None
@@ -315,8 +318,8 @@ class Model(Protocol):
         """
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The classification head: hidden [R, H], of the token that the description's pooler names -> [R, num_labels],
-        in the model's dtype. Called only where the description has labels."""
+        """The classification head: hidden [R, H], of the token that the description's pooler names (of any, where it
+        has `token_labels`) -> [R, num_labels], in the model's dtype. Called only where the description has labels."""
 
     def num_parameters(self) -> int:
         """Elements of the weights on this rank; tied ones counted once."""

@@ -115,8 +115,8 @@ class OpsCard(Card):
 
     Attributes:
         operations: those that it provides.
-        defines: those of them that are none of `OPERATIONS`, and whose meaning its own body is. Their names begin with
-            the driver's: where a model calls what two define, the start fails until the user names one.
+        defines: those of them that are none of `OPERATIONS`, and whose meaning its own body is. Where a model calls
+            what two define, the start fails until the user names one.
         captured_by: the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that operations
             called by models launch on decode steps. Steps are captured only where the driver of every operation that
             the model calls names the platform's recorder.

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from engine.interfaces.context import WorkerContext
 
-KINDS: tuple[str, ...] = ("linear", "head")
-"""The kinds of layer: the projections of attention and feed-forward blocks; the one from hidden states to logits.
+KINDS: tuple[str, ...] = ("linear", "head", "expert")
+"""The kinds of layer: the projections of attention and feed-forward blocks; the one from hidden states to logits; those
+of routed experts.
 
 Embeddings, norms and the small heads of classifiers are never quantised.
 """
@@ -90,6 +91,9 @@ class QuantizationCard(Card):
 
     kinds: ClassVar[frozenset[str]] = frozenset()
     captured_by: ClassVar[frozenset[str]] = STREAM
+
+    experts_captured_by: ClassVar[frozenset[str]] = frozenset()
+    """The same of `engine_kit.routing.ExpertQuantization`'s `experts`; empty where the body is none."""
 
     rounds: ClassVar[bool] = True
     """Whether it makes its form of plain weights. False for one that only reads what is stored so."""

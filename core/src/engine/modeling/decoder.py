@@ -10,7 +10,6 @@ import torch
 
 from engine.interfaces.model import LayerIterator, ModelContext, State
 from engine.modeling.layers import Embedding, LMHead, Norm
-from engine.modeling.linear import Linear
 from engine.modeling.loading import load_weights
 from engine.modeling.module import Module
 
@@ -77,7 +76,7 @@ class Decoder(ModelBody):
     layers: Stack
     norm: Norm
     head: LMHead
-    score: Linear
+    score: Callable[[torch.Tensor], torch.Tensor]
     _absent: frozenset[str] = frozenset()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine.interfaces.drafter import DrafterCard, DrafterNeed
     from engine.interfaces.evictor import EvictorCard
     from engine.interfaces.executor import ExecutorCard, ExecutorNeed
+    from engine.interfaces.experts import ExpertsCard, ExpertsNeed
     from engine.interfaces.grammar import GrammarCard
     from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed
     from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
@@ -255,10 +256,11 @@ QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
     "QuantizationCard",
     "per_kind",
     "weights of fewer bits; a driver, or kind=driver,... (default: the one that reads what is stored so, else none)",
-    kinds=("linear", "head"),
+    kinds=("linear", "head", "expert"),
     optional=True,
-    minor=1,
+    minor=2,
 )
+EXPERTS: Point[ExpertsCard, ExpertsNeed] = Point("experts", "ExpertsCard", "one", "which rank holds which experts")
 CHECKPOINT: Point[CheckpointCard, str] = Point(
     "checkpoint",
     "CheckpointCard",
@@ -321,7 +323,7 @@ REASONING_PARSER: Point[ReasoningParserCard, ReasoningParserNeed] = Point(
 )
 
 _IN_ORDER: tuple[Point[Any, Any], ...] = (
-    *(PLATFORM, OPS, ATTENTION, COMMUNICATOR, EXECUTOR, EVICTOR, MODEL, QUANTIZATION, CHECKPOINT, TOKENIZER),
+    *(PLATFORM, OPS, ATTENTION, COMMUNICATOR, EXECUTOR, EVICTOR, MODEL, QUANTIZATION, EXPERTS, CHECKPOINT, TOKENIZER),
     *(SCHEDULING_POLICY, KV_CONNECTOR, DRAFTER, LOGITS_PROCESSOR, ROUTER, GRAMMAR, TOOL_PARSER, REASONING_PARSER),
 )
 POINTS: Mapping[str, Point[Any, Any]] = MappingProxyType({point.name: point for point in _IN_ORDER})

@@ -1,7 +1,7 @@
 """The only place in a worker that builds drivers.
 
-Platform, communicators, ops, attention, quantization, model, checkpoint, drafter, logits processors, connectors, in
-that order.
+Platform, communicators, ops, attention, quantization, experts, model, checkpoint, drafter, logits processors,
+connectors, in that order.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from engine.types.errors import ContractError, ManifestError, UnfitDriverError, 
 from engine.types.start import WorkerStart
 
 _POINTS = (
-    *("platform", "communicator", "ops", "attention", "quantization", "model", "checkpoint", "drafter"),
-    *("logits_processor", "kv_connector", "evictor"),
+    *("platform", "communicator", "ops", "attention", "quantization", "experts", "model", "checkpoint"),
+    *("drafter", "logits_processor", "kv_connector", "evictor"),
 )
 """Whose bodies are built here."""
 
@@ -250,7 +250,7 @@ class _ManifestChoices:
         check_choices(registry, mine)
         selections = restore(registry, mine)
         self._selections = {(selection.point, selection.kind): selection for selection in selections}
-        self.computing = [s for s in selections if s.point in ("ops", "attention", "quantization")]
+        self.computing = [s for s in selections if s.point in ("ops", "attention", "quantization", "experts")]
         self.communicators = [selection for selection in selections if selection.point == "communicator"]
         self.connectors = [selection for selection in selections if selection.point == "kv_connector"]
         self.processors = [selection for selection in selections if selection.point == "logits_processor"]
@@ -493,6 +493,7 @@ def _loaded(
             group=groups["tp"] if start.parallel.tp > 1 else None,
             quantization=_quantization(start, chosen, context),
             covers=_covers(start, chosen),
+            experts=chosen.build("experts", "", None, context) if chosen.names("experts") else None,
             latent_attention=partial(attention.latent, model=model),
             cross_attention=partial(attention.cross, model=model),
             state=None if attention.states is None else partial(attention.states.site, attention),

@@ -15,6 +15,7 @@ import torch
 
 from engine.interfaces.attention import AttentionCard
 from engine.interfaces.communicator import CommunicatorCard
+from engine.interfaces.experts import ExpertsCard
 from engine.interfaces.ops import MODEL_OPERATIONS, OpsCard
 from engine.interfaces.platform import CapturesDrafts, Platform, Trial
 from engine.interfaces.quantization import QuantizationCard
@@ -81,15 +82,17 @@ def why_not_captured(
 ) -> list[str]:
     """Who, of the drivers that a step computes with, launches work that the platform's recorder does not see.
 
-    selections: of points ops, attention, quantization and communicator. operations: those that the model calls; of the
-    others it does not matter.
+    selections: of points ops, attention, quantization, experts and communicator. operations: those that the model
+    calls; of the others it does not matter.
     """
     reasons: dict[tuple[str, str], list[str]] = {}
     for selection in selections:
         if selection.point == "ops" and selection.kind not in operations:
             continue
-        card = cast("type[OpsCard | AttentionCard | QuantizationCard | CommunicatorCard]", selection.card)
-        if recorder not in card.captured_by:
+        card = cast("type[OpsCard | AttentionCard | QuantizationCard | ExpertsCard | CommunicatorCard]", selection.card)
+        experts = (selection.point, selection.kind) == ("quantization", "expert")
+        seen = cast("type[QuantizationCard]", card).experts_captured_by if experts else card.captured_by
+        if seen is not None and recorder not in seen:
             reasons.setdefault((selection.point, selection.candidate.name), []).append(selection.kind)
     return [
         f"{point} '{driver}'{_served(kinds)} is not recorded by '{recorder}'"

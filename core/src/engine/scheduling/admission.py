@@ -280,8 +280,7 @@ def hit_limit(request: Request) -> int:
     hidden state needs that token computed; the mean and the vectors of single tokens need all of them, "cls" the first.
     """
     if (pooling := request.pooling) is not None:
-        last_alone = pooling.task != "token_embed" and pooling.pooling_type == "last"
-        return request.token_ids.size - 1 if last_alone else 0
+        return request.token_ids.size - 1 if pooling.pooling_type == "last" else 0
     if request.params.prompt_logprobs is None or request.num_prompt_scored >= request.num_prompt_tokens - 1:
         return request.token_ids.size - 1
     return request.num_prompt_scored

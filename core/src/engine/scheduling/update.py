@@ -288,7 +288,7 @@ def _take_pooled(plan: StepPlan, result: StepResult, slots: SlotTable, accepted:
                 raise _misfit(plan, row)
             data = data[request.num_pooled - start :]
             request.num_pooled += len(data)
-        elif not done or data.ndim != 1:
+        elif not done or data.ndim != (2 if request.pooling.task == "token_classify" else 1):
             raise _misfit(plan, row)
         output = CoreOutput(request_id=request.request_id, pooled=data)
         outputs.append(output)

@@ -249,7 +249,8 @@ class PooledRows(msgspec.Struct, kw_only=True):
         row: int32 [m]; rows of the plan, none twice.
         start: int32 [m]; for vectors of single tokens the first token's position in the prompt, else -1: the row's
             prompt is computed, and this is its result.
-        data: m arrays, float32 or float64: [size], or [num_tokens, size] for single tokens.
+        data: m arrays, float32 or float64: [size], or [num_tokens, size] for single tokens; of "token_classify", whose
+            `start` is -1, all that the prompt's tokens are told.
     """
 
     row: Int32

@@ -189,6 +189,80 @@ def prepare_inputs(
     """See `engine.interfaces.ops.Ops`. Strides count elements. Of each group: the slots' block table, its stride and
     width, tokens of a block, the rows' block table, its stride, and their slot mapping."""
 
+def experts_scratch_bytes(first: Layout, last: Layout, experts: int, rows: int, per_token: int, dtype: int) -> int:
+    """Of the memory that `ExpertOps.experts` computes in."""
+
+class ExpertOps:
+    """Kernels of one level for mixtures of experts, see native/experts.h. Strides and sizes count elements."""
+
+    def __init__(self, level: str, threads: int) -> None:
+        """level: one of `levels()`, or "auto" for the highest. Raises ValueError."""
+
+    def router_logits(
+        self, dtype: int, x: int, x_stride: int, rows: int, size: int, experts: int, weight: int, out: int
+    ) -> None:
+        """weight: float32 [experts, size]. out: float32 [rows, experts]."""
+
+    def route(
+        self,
+        logits: int,
+        rows: int,
+        experts: int,
+        bias: int,
+        top_k: int,
+        groups: int,
+        top_groups: int,
+        sigmoid: bool,
+        renormalise: bool,
+        pairs: bool,
+        one_by_one: bool,
+        biased_logits: bool,
+        scale: float,
+        jitter: float,
+        ids: int,
+        weights: int,
+    ) -> None:
+        """logits: float32 [rows, experts]; bias: likewise [experts], or 0. ids int32, weights float32 [rows, top_k]."""
+
+    def gated_act(
+        self,
+        dtype: int,
+        act: int,
+        gated: bool,
+        alpha: float,
+        limit: float,
+        x: int,
+        x_stride: int,
+        rows: int,
+        size: int,
+        out: int,
+    ) -> None: ...
+    def row_gate(
+        self, dtype: int, x: int, x_stride: int, gate: int, gate_stride: int, rows: int, size: int, out: int
+    ) -> None: ...
+    def experts(
+        self,
+        dtype: int,
+        first: Layout,
+        last: Layout,
+        table: int,
+        experts: int,
+        act: int,
+        gated: bool,
+        alpha: float,
+        limit: float,
+        x: int,
+        x_stride: int,
+        rows: int,
+        per_token: int,
+        ids: int,
+        weights: int,
+        out: int,
+        scratch: int,
+    ) -> None:
+        """table: int64 [6, experts]; addresses of weights, scales and biases of the first projections, then of the last
+        ones, 0 where there are none. Raises IndexError for an id that is no expert's."""
+
 def place_tokens(
     tokens: int, broken: int, count: int, table: int, stride: int, slot: int, place: int, mark: int, out: int
 ) -> None:

@@ -19,6 +19,7 @@ class NativeQuantization(QuantizationCard):
 
     framework = "torch"
     captured_by = frozenset({TAPE})
+    experts_captured_by = captured_by
     batch_invariant = True
     kinds = frozenset(KINDS)
 

@@ -20,8 +20,9 @@ from engine_kit.model_config import (
     unsupported_ranks,
     unsupported_rope,
 )
+from engine_kit.routing import RouteForm
 from engine_models.experts_card import ExpertsCard, GroupsCard
-from engine_moe.ops_moe.card import OPERATIONS, RouteForm
+from engine_moe.ops_moe.card import OPERATIONS
 
 _SILU = ("silu", "swish")
 
@@ -53,8 +54,7 @@ class DeepseekCard(ModelCard):
 
     framework = "torch"
     operations = frozenset((*MODEL_OPERATIONS, "linear_heads")) | OPERATIONS
-    captured_by = frozenset()  # which experts have tokens depends on values
-    quantized = frozenset({"linear", "head"})
+    quantized = frozenset({"linear", "head", "expert"})
     defaults: ClassVar[Mapping[str, Any]]
     routing: ClassVar[type[ExpertsCard]]
     mlp_bias: ClassVar[bool] = False

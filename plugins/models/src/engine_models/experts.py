@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from engine.interfaces.experts import ExpertLayer
 from engine.interfaces.model import ModelContext
-from engine.modeling import Linear
 from engine_kit.model_config import integer
+from engine_kit.routing import ExpertAct, ExpertSpec
 from engine_models.experts_card import ExpertsCard
-from engine_moe.layers import Expert, ExpertRouter, RoutedExperts, StackedLinear, StackedTensor
-from engine_moe.ops_moe.card import ClampedGLU
+from engine_moe.layers import ExpertRouter, RoutedExperts
+
+SILU = ExpertAct()
+"""What nearly all of them have."""
 
 
 def routed_experts(
@@ -25,9 +28,9 @@ def routed_experts(
     bias: str | None = None,
     parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
     shared: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    stacked: type[StackedTensor] | None = None,
+    stacked: str = "",
     expert_bias: bool = False,
-    clamped: ClampedGLU | None = None,
+    act: ExpertAct = SILU,
 ) -> RoutedExperts:
     """A layer's feed-forward block.
 
@@ -37,27 +40,20 @@ def routed_experts(
         router, bias: see `ExpertRouter`, in the block.
         parts: the names of gate, up and down in an expert; of two the first has gate and up.
         shared: see `RoutedExperts`.
-        stacked: how the checkpoint has each part of all experts in one tensor.
-        expert_bias, clamped: see `Expert`.
+        stacked, expert_bias, act: see `engine_kit.routing.ExpertSpec`.
     """
     size, count, inner = context.description.hidden_size, card.num_experts(config), integer(config, card.inner)
     chosen_by = None if bias is None else f"{name}.{bias}"
     chooser = ExpertRouter(context, size, count, card.form(config), f"{name}.{router}", chosen_by)
-    linear = Linear if stacked is None else StackedLinear
+    *first, last = (f"{name}.{part}" if stacked else f"{name}.experts.{{}}.{part}" for part in parts)
+    spec = ExpertSpec(count, size, inner, act, tuple(first), last, stacked, expert_bias)
+    return RoutedExperts(context, chooser, expert_layer(context, spec), shared)
 
-    def expert(index: int) -> Expert:
-        *first, last = (f"{name}.{part}" if stacked else f"{name}.experts.{index}.{part}" for part in parts)
-        return Expert(context, size, inner, first, last, linear, expert_bias, clamped)
 
-    experts = [expert(index) for index in range(count)]
-    tensors = []
-    if stacked is not None:
-        firsts, lasts = [one.gate_up for one in experts], [one.down for one in experts]
-        tensors = [
-            stacked(cast("list[StackedLinear]", linears), f"{name}.{part}")
-            for linears, part in ((firsts, parts[0]), (lasts, parts[-1]))
-        ]
-    return RoutedExperts(context, chooser, experts, shared, tensors)
+def expert_layer(context: ModelContext, spec: ExpertSpec) -> ExpertLayer:
+    """What the point `experts` makes of it."""
+    assert context.experts is not None, "the card names the operation `experts`"
+    return context.experts.layer(context, spec)
 
 
 def without_layers(

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from engine.interfaces.ops import MODEL_OPERATIONS
 from engine_kit.model_config import bad_key, flag, integer, number, unsupported_ranks
+from engine_kit.routing import RouteForm
 from engine_models.decoder_card import DecoderCard
-from engine_moe.ops_moe.card import OPERATIONS, RouteForm
+from engine_moe.ops_moe.card import OPERATIONS
 
 
 class ExpertsCard(DecoderCard):
@@ -20,8 +21,7 @@ class ExpertsCard(DecoderCard):
     """
 
     operations = frozenset(MODEL_OPERATIONS) | OPERATIONS
-    captured_by = frozenset()
-    """Which experts have tokens depends on values."""
+    quantized = DecoderCard.quantized | {"expert"}
     count: ClassVar[tuple[str, ...]] = ("num_experts", "num_local_experts")
     inner: ClassVar[str] = "moe_intermediate_size"
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from engine.interfaces.ops import MODEL_OPERATIONS
 from engine_kit.model_config import number
+from engine_kit.pooled_decoders import Classifier, Embedder
 from engine_models.decoder_card import GELU, DecoderCard, windows_by_type
 from engine_models.rope_by_type import rope_of
 
@@ -63,6 +64,14 @@ class Gemma2(DecoderCard):
         """The cap of scores."""
         capped = config["attn_logit_softcapping"] is not None
         return {"soft_cap": number(config, "attn_logit_softcapping") if capped else None}
+
+
+class Gemma2Embedder(Embedder, Gemma2):
+    """Gemma2Model."""
+
+
+class Gemma2Classifier(Classifier, Gemma2):
+    """Gemma2ForSequenceClassification."""
 
 
 class Gemma3(Gemma2):

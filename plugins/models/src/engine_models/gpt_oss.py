@@ -14,7 +14,6 @@ from engine_models.decoder_card import tied
 from engine_models.experts import routed_experts
 from engine_models.gpt_oss_card import GptOss
 from engine_models.layers import DecoderModel, PreNormLayer, self_attention
-from engine_moe.layers import TurnedTensor
 
 
 class Sinks(Module):
@@ -70,9 +69,9 @@ class GptOssModel(DecoderModel):
                     router="router",
                     bias="router.bias",
                     parts=("experts.gate_up_proj", "experts.down_proj"),
-                    stacked=TurnedTensor,
+                    stacked="turned",
                     expert_bias=True,
-                    clamped=GptOss.clamped(config),
+                    act=GptOss.clamped(config),
                 ),
             )
             whole.sinks = sinks

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from engine.interfaces.quantization import stored_form
 from engine_kit.model_config import flag, integer, number
+from engine_kit.routing import ExpertAct, RouteForm
 from engine_models.decoder_card import windows_by_type
 from engine_models.experts_card import ExpertsCard
-from engine_moe.ops_moe.card import CLAMPED, ClampedGLU, RouteForm
 
 _YARN = {
     "rope_type": "yarn",
@@ -26,7 +26,6 @@ class GptOss(ExpertsCard):
     """GptOssForCausalLM (OpenAI 2025): sinks, windows in every other layer, biases, a clamped gate in experts."""
 
     body = "engine_models.gpt_oss:GptOssModel"
-    operations = ExpertsCard.operations | {CLAMPED}
     inner = "intermediate_size"
     default_head_dim = 64
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -63,9 +62,10 @@ class GptOss(ExpertsCard):
         return RouteForm(integer(config, "num_experts_per_tok"), renormalise=True, biased_logits=True)
 
     @classmethod
-    def clamped(cls, config: Mapping[str, Any]) -> ClampedGLU:
+    def clamped(cls, config: Mapping[str, Any]) -> ExpertAct:
         """The experts' gate."""
-        return ClampedGLU(number(config, "swiglu_alpha"), number(config, "swiglu_limit"))
+        alpha, limit = number(config, "swiglu_alpha"), number(config, "swiglu_limit")
+        return ExpertAct("clamped", alpha=alpha, limit=limit)
 
     @classmethod
     def more_unsupported(cls, config: dict[str, Any]) -> list[str]:

@@ -12,7 +12,6 @@ from engine_models.decoder_card import tied
 from engine_models.experts import routed_experts
 from engine_models.granite_card import GraniteMoe
 from engine_models.layers import Block, DecoderModel, PreNormLayer, ScaledEmbedding, self_attention
-from engine_moe.layers import StackedTensor
 
 
 class GraniteModel(DecoderModel):
@@ -61,6 +60,4 @@ class GraniteMoeModel(GraniteModel):
         """Routed experts."""
         config, parts = GraniteMoe.filled(context.description.config), ("input_linear", "output_linear")
         name = f"{name}.block_sparse_moe"
-        return routed_experts(
-            context, GraniteMoe, config, name, router="router.layer", parts=parts, stacked=StackedTensor
-        )
+        return routed_experts(context, GraniteMoe, config, name, router="router.layer", parts=parts, stacked="rows")

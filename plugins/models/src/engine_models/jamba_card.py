@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from engine_kit.model_config import bad_key, flag, integer, number
+from engine_kit.routing import RouteForm
 from engine_models.experts_card import ExpertsCard
 from engine_models.hybrid_card import HybridCard
-from engine_moe.ops_moe.card import OPERATIONS, RouteForm
+from engine_moe.ops_moe.card import OPERATIONS
 from engine_states.forms import Mamba1Form
 
 
@@ -18,6 +19,7 @@ class Jamba(HybridCard, ExpertsCard):
 
     body = "engine_models.jamba:JambaModel"
     operations = HybridCard.operations | OPERATIONS
+    quantized = HybridCard.quantized | {"expert"}
     inner = "intermediate_size"
     defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2}
 

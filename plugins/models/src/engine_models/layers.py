@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -14,6 +14,7 @@ from engine.modeling import (
     ColumnParallelLinear,
     Decoder,
     Embedding,
+    Linear,
     LMHead,
     Module,
     Norm,
@@ -26,6 +27,7 @@ from engine.modeling import (
 )
 from engine.modeling.parallel import even, group_of, kv_heads
 from engine_kit.encoder_layers import Table
+from engine_kit.pooled_decoders import of_pooling_model
 
 Block = Callable[[torch.Tensor], torch.Tensor]
 Mixing = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -243,7 +245,12 @@ class DecoderModel(Decoder):
         tied: whether the embedding and the head share a matrix.
         embed: where it is not a plain `Embedding` "model.embed_tokens".
         head, head_bias: the head's name in the checkpoint, and whether it has a bias.
+
+    Attributes:
+        score_name: the name of the head that classifies.
     """
+
+    score_name: ClassVar[str] = "score"
 
     def __init__(
         self,
@@ -264,6 +271,8 @@ class DecoderModel(Decoder):
         if model.generates:
             shared = self.embed if tied else None
             self.head = LMHead(context, model.vocab_size, model.hidden_size, head, shared, bias=head_bias)
+        elif model.pooler.num_labels:
+            self.score = Linear(context, model.hidden_size, [model.pooler.num_labels], [self.score_name], bias=False)
 
     def forward(self, state: State, walk: LayerIterator) -> torch.Tensor | None:
         """As `Decoder.forward`, with learned positions where the embedding has them."""
@@ -272,11 +281,12 @@ class DecoderModel(Decoder):
         return super().forward(state, walk)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """As `Decoder.load_weights`; where nothing is to be generated, the head's tensors are passed over."""
-        super().load_weights(weights if self.context.description.generates else self._without_head(weights))
-
-    def _without_head(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, tensor) for name, tensor in weights if not name.startswith(f"{self._head_name}."))
+        """As `Decoder.load_weights`; a model that pools passes the head's tensors over, and takes the others with and
+        without the prefix of its names."""
+        if not self.context.description.generates:
+            prefix = self.embed.name.partition(".")[0]
+            weights = of_pooling_model(weights, self._head_name, self.score_name, prefix)
+        super().load_weights(weights)
 
 
 def self_attention(context: ModelContext, index: int, rotary: Rotary | None, name: str, **more: Any) -> Attention:

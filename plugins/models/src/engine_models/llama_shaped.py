@@ -138,3 +138,9 @@ class InternLM2Model(DecoderModel):
         super().load_weights(
             in_order(weights, ".attention.wqkv", model.num_q_heads // spec.num_kv_heads, spec.head_size)
         )
+
+
+class InternLM2RewardModel(InternLM2Model):
+    """InternLM2ForRewardModel."""
+
+    score_name = "v_head"

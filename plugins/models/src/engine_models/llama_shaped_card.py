@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from engine_kit.model_config import number
+from engine_kit.pooled_decoders import Reward
 from engine_models.decoder_card import DecoderCard
 
 
@@ -14,6 +15,12 @@ class InternLM2(DecoderCard):
 
     body = "engine_models.llama_shaped:InternLM2Model"
     defaults: ClassVar[Mapping[str, Any]] = {"bias": True}
+
+
+class InternLM2Reward(Reward, InternLM2):
+    """InternLM2ForRewardModel (2024): one number, which is not bounded."""
+
+    body = "engine_models.llama_shaped:InternLM2RewardModel"
 
 
 class InternLM3(DecoderCard):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from engine_kit.model_config import flag, integer
+from engine_kit.routing import RouteForm
 from engine_models.experts_card import ExpertsCard
-from engine_moe.ops_moe.card import RouteForm
 
 
 class Mixtral(ExpertsCard):

@@ -9,8 +9,9 @@ import torch
 
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import Embedding, Linear, Module, RMSNorm
-from engine.modeling.parallel import even, group_of
 from engine_kit.model_config import Config, flag, integer, number
+from engine_kit.routing import ExpertAct, ExpertSpec
+from engine_models.experts import expert_layer
 from engine_models.layers import MLP, DecoderModel, self_attention
 from engine_models.nemotron_h_card import ATTENTION, DENSE, MIXER, NemotronH
 from engine_moe.layers import ExpertRouter
@@ -38,21 +39,6 @@ class BlockLayer(Module):
         state["hidden"] = self.block(hidden, state["positions"]) if self.placed else self.block(hidden)
 
 
-class PlainExpert(Module):
-    """down(act(up(x))), of this rank's part of the inner size: to be summed over ranks. name: the checkpoint's."""
-
-    def __init__(self, context: ModelContext, size: int, inner_size: int, name: str, squared: bool) -> None:
-        self._ops: Any = context.ops
-        self._squared = squared
-        inner = even(inner_size, context, name)
-        self.up = Linear(context, size, [inner], [f"{name}.up_proj"], bias=False, kind="linear")
-        self.down = Linear(context, inner, [size], [f"{name}.down_proj"], bias=False, kind="linear")
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n, size] -> [n, size]."""
-        return self.down(self._ops.relu(self.up(x), self._squared))
-
-
 class LatentExperts(Module):
     """shared(x) + out(sum of the chosen experts of in(x)); `in` and `out`, where the config has them, make the vectors
     that experts read and give smaller. name: the checkpoint's, e.g. "backbone.layers.2.mixer"."""
@@ -60,7 +46,6 @@ class LatentExperts(Module):
     def __init__(self, context: ModelContext, config: Config, name: str) -> None:
         size, act, bias = context.description.hidden_size, NemotronH.act(config), flag(config, "mlp_bias", False)
         self._ops: Any = context.ops
-        self._group = group_of(context)
         routing, count = NemotronH.routing, NemotronH.routing.num_experts(config)
         chosen_by = f"{name}.gate.e_score_correction_bias"
         self.router = ExpertRouter(context, size, count, routing.form(config), f"{name}.gate", chosen_by)
@@ -70,18 +55,16 @@ class LatentExperts(Module):
         if config.get("moe_latent_size") is not None:
             self.first = Linear(context, size, [latent], [f"{name}.fc1_latent_proj"], bias, kind="linear")
             self.last = Linear(context, latent, [size], [f"{name}.fc2_latent_proj"], bias, kind="linear")
-        self.experts = [
-            PlainExpert(context, latent, inner, f"{name}.experts.{index}", act == "relu2") for index in range(count)
-        ]
+        first, last = (f"{name}.experts.{{}}.{part}_proj" for part in ("up", "down"))
+        plain = ExpertAct("relu2" if act == "relu2" else "relu", gated=False)
+        self.experts = expert_layer(context, ExpertSpec(count, latent, inner, plain, (first,), last))
         up, down = (f"{name}.shared_experts.{part}_proj" for part in ("up", "down"))
         self.shared = MLP(context, size, integer(config, "moe_shared_expert_intermediate_size"), up, down, act, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         ids, weights = self.router(x)
-        routed = self._ops.moe_apply(x if self.first is None else self.first(x), ids, weights, self.experts)
-        if self._group is not None:
-            routed = self._group.all_reduce(routed)
+        routed = self.experts(x if self.first is None else self.first(x), ids, weights)
         return self._ops.add(routed if self.last is None else self.last(routed), self.shared(x))
 
 

@@ -29,7 +29,7 @@ class NemotronH(HybridCard):
 
     body = "engine_models.nemotron_h:NemotronHModel"
     operations = HybridCard.operations | OPERATIONS | {"relu"}
-    captured_by = frozenset()  # of experts
+    quantized = HybridCard.quantized | {"expert"}
     activation = "mlp_hidden_act"
     activations: ClassVar[Mapping[str, str]] = {"relu2": "relu2", "relu": "relu"}
     default_head_dim = 128

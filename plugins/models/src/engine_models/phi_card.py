@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from engine_kit.model_config import bad_key, flag, integer, number, rope_parameters
+from engine_kit.routing import RouteForm
 from engine_models.decoder_card import GELU, DecoderCard
 from engine_models.experts_card import ExpertsCard
-from engine_moe.ops_moe.card import RouteForm
 
 
 class Phi(DecoderCard):

@@ -10,8 +10,9 @@ import msgspec
 from engine.interfaces.ops import MODEL_OPERATIONS
 from engine.types.model import ModelDescription
 from engine_kit.model_config import bad_key, flag, integer, number, unsupported_ranks
+from engine_kit.routing import RouteForm
 from engine_models.qwen_moe_card import Qwen2Moe
-from engine_moe.ops_moe.card import OPERATIONS, RouteForm
+from engine_moe.ops_moe.card import OPERATIONS
 from engine_states.delta_form import DeltaForm
 from engine_states.ops_states.card import OPERATIONS as STATE_OPERATIONS
 

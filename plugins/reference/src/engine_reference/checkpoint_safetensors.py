@@ -69,10 +69,11 @@ class SafetensorsReader:
     """Streams the tensors of `start.files.weights`, as `engine.interfaces.checkpoint.Checkpoint` says."""
 
     def __init__(self, context: WorkerContext) -> None:
-        self._files = context.start.files.weights
+        self._files = context.start.files
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Stream (name, host tensor in the file's dtype)."""
-        from engine_kit.safetensors_files import read_safetensors  # with torch, which the card does without
+        """Stream (name, host tensor in the file's dtype), and the head that the config asks to be made of tokens."""
+        from engine_kit.label_tokens import with_label_rows  # with torch, which the card does without
+        from engine_kit.safetensors_files import read_safetensors
 
-        return read_safetensors(self._files)
+        return with_label_rows(read_safetensors(self._files.weights), self._files)

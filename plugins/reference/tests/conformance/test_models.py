@@ -65,6 +65,16 @@ class TestRobertaClassifier(EncoderModelConformance):
     quick = NO_CARD
 
 
+class TestQwen2ProcessReward(ModelConformance):
+    driver, oracle = "Qwen2ForProcessRewardModel", None
+    quick = NO_CARD
+
+
+@pytest.mark.slow
+class TestQwen2Reward(ModelConformance):
+    driver, oracle = "Qwen2ForRewardModel", None
+
+
 @pytest.mark.slow
 class TestPlainLlama(ModelConformance):
     driver, config = "LlamaForCausalLM", {"num_key_value_heads": 1}

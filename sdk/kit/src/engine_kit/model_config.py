@@ -392,7 +392,10 @@ def classifier(config: Config, pooling_type: PoolingType) -> PoolerConfig:
 
 
 def num_labels(config: Config) -> int:
-    """How many labels there are: those of `id2label`, else `num_labels`, else 2, as in transformers."""
+    """How many labels there are: those of `id2label`, else `num_labels`, else 2, as in transformers; where the head is
+    to be made of tokens' logits (`engine_kit.label_tokens`), one for each, or one in all for two that are compared."""
+    if tokens := label_tokens(config):
+        return 1 if flag(config, "is_original_qwen3_reranker", False) else len(tokens)
     named = config.get("id2label")
     if isinstance(named, dict) and named:
         return len(named)
@@ -400,6 +403,18 @@ def num_labels(config: Config) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise bad_key(config, "num_labels", f"it is {count!r}, no number of labels")
     return count
+
+
+def label_tokens(config: Config) -> list[str]:
+    """`classifier_from_token`, the tokens whose logits are a classifier's labels; none where it is not given. Raises
+    CheckpointError where it makes no sense; `is_original_qwen3_reranker` goes with two alone."""
+    tokens = config.get("classifier_from_token") or []
+    if not isinstance(tokens, (list, tuple)) or not all(isinstance(token, str) for token in tokens):
+        raise bad_key(config, "classifier_from_token", f"it is {tokens!r:.80}, no list of tokens")
+    if flag(config, "is_original_qwen3_reranker", False) and len(tokens) != 2:
+        found = f"it names {len(tokens)} tokens, and is_original_qwen3_reranker compares two"
+        raise bad_key(config, "classifier_from_token", found, 'write both, say ["no", "yes"]')
+    return list(tokens)
 
 
 def _activation(config: Config, labels: int) -> Activation:

@@ -1,7 +1,8 @@
 """Pooling: from the hidden states of a step to one vector for each prompt that it completes, or for each token.
 
 Everything is computed in float32 at least. A prompt that is computed in chunks keeps, from one to the next, the sum of
-its hidden states ("mean") or that of its first token ("cls"); "last" needs nothing before its last chunk.
+its hidden states ("mean") or that of its first token ("cls"), or its tokens' labels; "last" needs nothing before its
+last chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class _Part(NamedTuple):
 
     Args:
         rows: of the plan.
-        start: position of the first token, where `data` is [tokens, size] of the one row; -1 where it is [rows, size].
+        start: position of the first token, where `data` is [tokens, size] of the one row; -1 where it is [rows, size],
+            or [1, tokens, labels] of one.
     """
 
     rows: list[int]
@@ -47,14 +49,14 @@ class StepPooler(StepPart):
         self._model = model
         self._pooler = description.pooler
         self._params: dict[int, PoolingParams] = {}
-        self._num_prompt: dict[int, int] = {}
+        self._prompts: dict[int, np.ndarray] = {}
         self._kept: dict[int, torch.Tensor] = {}
 
     def enter(self, new: NewSlot) -> None:
         """A request enters a slot; it may have been in one before, and is computed again."""
         assert new.pooling is not None, "this engine pools: every request says how"
         self._params[new.slot] = new.pooling
-        self._num_prompt[new.slot] = new.num_prompt_tokens
+        self._prompts[new.slot] = new.token_ids[: new.num_prompt_tokens]
         self._kept.pop(new.slot, None)
 
     def launched(self, step: TargetStep) -> StepOutput | None:
@@ -75,7 +77,13 @@ class StepPooler(StepPart):
             if params.task == "token_embed":
                 parts.append(_Part([row], start, self._finished(states, params)))
                 continue
-            vector = self._vector(slot, params, states, start, start + size == self._num_prompt[slot])
+            ends_prompt = start + size == len(self._prompts[slot])
+            if params.task == "token_classify":
+                labels = self._labels_of(slot, params, states.to(hidden.dtype), start, ends_prompt)
+                if ends_prompt:
+                    parts.append(_Part([row], -1, labels.unsqueeze(0)))
+                continue
+            vector = self._vector(slot, params, states, start, ends_prompt)
             if vector is not None:
                 complete.append(row)
                 vectors.append(vector)
@@ -98,9 +106,32 @@ class StepPooler(StepPart):
                 kept = kept + self._kept[slot]
         if complete:
             self._kept.pop(slot, None)
-            return kept if kind == "cls" else kept / self._num_prompt[slot]
+            return kept if kind == "cls" else kept / len(self._prompts[slot])
         self._kept[slot] = kept.clone()  # no view, which would keep the whole step's states
         return None
+
+    def _labels_of(
+        self, slot: int, params: PoolingParams, states: torch.Tensor, start: int, complete: bool
+    ) -> torch.Tensor:
+        """What the head says of the tokens so far, float32 at least [tokens, labels]; kept for the next chunk."""
+        if params.step_tag_id is not None:
+            ids = self._prompts[slot][start : start + len(states)]
+            states = self._at(states, np.flatnonzero(ids == params.step_tag_id).tolist())
+        if len(states):
+            logits = self._model.classify(states)
+        else:
+            logits = states.new_empty(0, self._pooler.num_labels)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if params.returned_token_ids is not None:
+            logits = self._at(logits.T, params.returned_token_ids).T
+        found = self._activated(logits, params)
+        if start:
+            found = torch.cat((self._kept[slot], found))
+        if complete:
+            self._kept.pop(slot, None)
+        else:
+            self._kept[slot] = found
+        return found
 
     def _results(self, rows: list[int], vectors: torch.Tensor, dtype: torch.dtype, plan: StepPlan) -> list[_Part]:
         """What the requests of these rows asked for, made of their vectors [rows, H]; equal wishes together."""
@@ -134,7 +165,7 @@ class StepPooler(StepPart):
         return logits.sigmoid() if self._pooler.activation == "sigmoid" else logits.softmax(dim=-1)
 
     def _at(self, x: torch.Tensor, places: list[int]) -> torch.Tensor:
-        if len(places) == len(x):
+        if places == list(range(len(x))):
             return x
         index = torch.empty(len(places), dtype=torch.int64, device=x.device)
         self._platform.to_device(torch.from_numpy(np.array(places, np.int64)), index)

@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.types.errors import ConfigError
-from engine_cpu._native import Ops, StateKernels, levels
+from engine_cpu._native import ExpertOps, Ops, StateKernels, levels
 from engine_cpu._native import Sampling as Kernels
 from engine_cpu.dtypes import DTYPES
 from engine_cpu.ops_cpu.elementwise import Elementwise
+from engine_cpu.ops_cpu.experts import Experts
 from engine_cpu.ops_cpu.rows import Rows
 from engine_cpu.ops_cpu.sampling import Sampling
 from engine_cpu.ops_cpu.states import States
 from engine_cpu.packed import Packed, PackedLinear
+from engine_cpu.packed_experts import ExpertProducts
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
     from engine_cpu.ops_cpu.card import CpuOpsOptions
 
 
-class CpuOpsBody(Rows, Elementwise, States, Sampling):
+class CpuOpsBody(Rows, Elementwise, States, Experts, Sampling):
     """See `engine.interfaces.ops.Ops`. Of the dtypes of the card, on as many threads as torch."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -36,6 +38,8 @@ class CpuOpsBody(Rows, Elementwise, States, Sampling):
                 f"ops.level {options.level}", str(error), f"choose auto or one of {', '.join(levels())}"
             ) from error
         self._linear = PackedLinear("ops", options.level)
+        self._routing = ExpertOps(options.level, self._threads)
+        self._products = ExpertProducts(options.level)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
         """weight [O, I], bias [O]; a copy is made, and neither is kept."""

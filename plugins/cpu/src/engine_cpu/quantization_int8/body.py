@@ -10,11 +10,13 @@ import torch
 from engine.interfaces.quantization import LayerShape, StoredTensor, plain_tensors
 from engine.types.errors import ConfigError
 from engine_cpu.packed import MOST_INPUTS, Packed, PackedLinear
+from engine_cpu.packed_experts import ExpertProducts, PackedExperts, joined
 from engine_kit.plain_layer import plain_layer
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
     from engine_cpu.quantization_int8.card import Int8Options
+    from engine_kit.routing import ExpertAct
 
 
 class Int8Body:
@@ -23,6 +25,7 @@ class Int8Body:
     def __init__(self, context: WorkerContext) -> None:
         options: Int8Options = context.options
         self._layers = PackedLinear("quantization", options.level)
+        self._products = ExpertProducts(options.level)
 
     def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
         """A plain layer's."""
@@ -39,6 +42,16 @@ class Int8Body:
     def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
         """x [T, I] -> [T, O] in x's dtype; each row is rounded to 8 bits by itself."""
         return self._layers.linear(x, packed)
+
+    def pack_experts(self, experts: Sequence[tuple[Packed, Packed]]) -> PackedExperts:
+        """Both projections of each, packed -> what `experts` takes."""
+        return joined(experts)
+
+    def experts(
+        self, x: torch.Tensor, packed: PackedExperts, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct
+    ) -> torch.Tensor:
+        """x [T, H], ids int32 [T, k], weights float32 [T, k] -> [T, H]; rows are rounded in front of each product."""
+        return self._products.experts(x, packed, ids, weights, act)
 
     def packed_bytes(self, packed: Packed) -> int:
         """Codes, scales and bias, with their padding."""

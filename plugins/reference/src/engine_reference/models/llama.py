@@ -7,7 +7,7 @@ layer's cache and attention, so it does not show here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import Attention, Decoder, Embedding, GatedMLP, Linear, LMHead, Module, RMSNorm, Rotary, Stack
 from engine_kit.model_config import Config, flag, integer, number, read_rope
+from engine_kit.pooled_decoders import of_pooling_model
 from engine_kit.rotary import make_rotary
 
 
@@ -87,11 +88,15 @@ class LlamaModel(Decoder):
             tied = self.embed if flag(config, "tie_word_embeddings", False) else None
             self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", tied)
         elif model.pooler.num_labels:
-            self.score = Linear(context, model.hidden_size, [model.pooler.num_labels], ["score"], bias=False)
+            self.score = self.scorer(model.hidden_size, model.pooler.num_labels)
+
+    def scorer(self, size: int, labels: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The head of a model that classifies."""
+        return Linear(self.context, size, [labels], ["score"], bias=False)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """As `Decoder.load_weights`; a model that pools takes its weights with and without the prefix "model."."""
-        super().load_weights(weights if self.context.description.generates else _of_pooling_model(weights))
+        super().load_weights(weights if self.context.description.generates else of_pooling_model(weights))
 
     @staticmethod
     def features(config: Config) -> Features:
@@ -118,6 +123,27 @@ class Qwen2Model(LlamaModel):
         return Features(qkv_bias=True)
 
 
+class Qwen2RewardModel(Qwen2Model):
+    """Qwen2ForRewardModel and Qwen2ForProcessRewardModel: a head of two layers."""
+
+    def scorer(self, size: int, labels: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Linear, relu, linear."""
+        return RewardHead(self.context, size, labels)
+
+
+class RewardHead(Module):
+    """hidden [R, size] -> [R, labels]: "score.0", relu, "score.2"."""
+
+    def __init__(self, context: ModelContext, size: int, labels: int) -> None:
+        self._ops = context.ops
+        self.inner = Linear(context, size, [size], ["score.0"], bias=True)
+        self.out = Linear(context, size, [labels], ["score.2"], bias=True)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, size] -> [R, labels]."""
+        return self.out(self._ops.relu(self.inner(hidden), False))
+
+
 class Qwen3Model(LlamaModel):
     """Qwen3ForCausalLM: each head's queries and keys are normed."""
 
@@ -126,11 +152,3 @@ class Qwen3Model(LlamaModel):
         """What the config asks for."""
         bias = flag(config, "attention_bias", False)
         return Features(qkv_bias=bias, o_bias=bias, qk_norm=True)
-
-
-def _of_pooling_model(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors under the names of a whole decoder: a bare one is stored without the prefix. An embedding model may
-    call itself ...ForCausalLM either way, and may still have the head that it does not use."""
-    for name, tensor in weights:
-        if not name.startswith("lm_head."):
-            yield name if name.startswith(("model.", "score.")) else f"model.{name}", tensor

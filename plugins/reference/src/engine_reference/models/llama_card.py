@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import msgspec
-
 from engine.interfaces.model import ModelCard, ModelNeed
+from engine.interfaces.ops import MODEL_OPERATIONS
 from engine.types.errors import EngineError
 from engine.types.model import ModelDescription
+from engine.types.pooling import PoolerConfig
 from engine_kit.model_config import (
-    classifier,
     describe_decoder,
-    embedder,
     integer,
     layer_windows,
     read_rope,
     unsupported_ranks,
     unsupported_rope,
 )
+from engine_kit.pooled_decoders import Classifier, Embedder, Reward
 
 _SILU = ("silu", "swish")
 
@@ -144,51 +143,46 @@ def _other_layer_types(config: dict[str, Any], kind: str) -> list[str]:
     return [f"layer_types names other layers than {kind!r}, which this architecture does not have"]
 
 
-class _Embedder(ModelCard):
-    """Embeds by its last token."""
-
-    @classmethod
-    def describe(cls, config: dict[str, Any]) -> ModelDescription:
-        """As the decoder's, but without a head."""
-        return msgspec.structs.replace(super().describe(config), generates=False, pooler=embedder(config, "last"))
-
-
-class _Classifier(ModelCard):
-    """Classifies by its last token."""
-
-    @classmethod
-    def describe(cls, config: dict[str, Any]) -> ModelDescription:
-        """As the decoder's, with the head `score`."""
-        return msgspec.structs.replace(super().describe(config), generates=False, pooler=classifier(config, "last"))
-
-
-class LlamaEmbedder(_Embedder, Llama):
+class LlamaEmbedder(Embedder, Llama):
     """LlamaModel."""
 
 
-class MistralEmbedder(_Embedder, Mistral):
+class MistralEmbedder(Embedder, Mistral):
     """MistralModel."""
 
 
-class Qwen2Embedder(_Embedder, Qwen2):
+class Qwen2Embedder(Embedder, Qwen2):
     """Qwen2Model."""
 
 
-class Qwen3Embedder(_Embedder, Qwen3):
+class Qwen3Embedder(Embedder, Qwen3):
     """Qwen3Model."""
 
 
-class LlamaClassifier(_Classifier, Llama):
+class LlamaClassifier(Classifier, Llama):
     """LlamaForSequenceClassification."""
 
 
-class MistralClassifier(_Classifier, Mistral):
+class MistralClassifier(Classifier, Mistral):
     """MistralForSequenceClassification."""
 
 
-class Qwen2Classifier(_Classifier, Qwen2):
+class Qwen2Classifier(Classifier, Qwen2):
     """Qwen2ForSequenceClassification."""
 
 
-class Qwen3Classifier(_Classifier, Qwen3):
+class Qwen3Classifier(Classifier, Qwen3):
     """Qwen3ForSequenceClassification."""
+
+
+class Qwen2Reward(Reward, Qwen2):
+    """Qwen2ForRewardModel (Qwen2.5-Math-RM, 2024): one number, which is not bounded."""
+
+    body = "engine_reference.models.llama:Qwen2RewardModel"
+    operations = frozenset((*MODEL_OPERATIONS, "relu"))
+
+
+class Qwen2ProcessReward(Qwen2Reward):
+    """Qwen2ForProcessRewardModel (Qwen2.5-Math-PRM, 2025): of each step, whether it is wrong (0) or right (1)."""
+
+    pooler = PoolerConfig(num_labels=2, token_labels=True)

@@ -93,7 +93,7 @@ class VectorsBody(InputBody):
     def params(self, task: str) -> PoolingParams:
         """What is asked of the task; not verified."""
         normalize, activation = self.normalize, self.use_activation
-        if task != "classify" and activation is not None:
+        if task not in ("classify", "token_classify") and activation is not None:
             normalize, activation = activation, None
         return PoolingParams(task=task, dimensions=self.dimensions, normalize=normalize, use_activation=activation)
 
@@ -106,11 +106,22 @@ class PoolBody(VectorsBody):
     """`POST /pooling`.
 
     Args:
-        task: "embed", "token_embed" (a vector for each token) or "classify"; without it "embed", or "classify" where
-            the model has a head for that. There, use_activation false gives the head's bare logits.
+        task: "embed", "token_embed" (a vector for each token), "classify" or "token_classify" (numbers for each token);
+            without it "embed", or what the model has a head for. There, use_activation false gives bare logits.
+        step_tag_id: of "token_classify": the id of the tokens that are told of; without it all are.
+        returned_token_ids: of the same: the numbers of the labels that are told; without it all are.
     """
 
     task: str | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+
+    def params(self, task: str) -> PoolingParams:
+        """What is asked of the task; not verified."""
+        params = super().params(task)
+        params.step_tag_id = self.step_tag_id
+        params.returned_token_ids = self.returned_token_ids
+        return params
 
 
 class ClassifyBody(InputBody):

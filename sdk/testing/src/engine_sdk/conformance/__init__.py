@@ -23,7 +23,7 @@ import pytest
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
     *("logits_processor", "executor", "platform", "checkpoint", "quantization", "kv_connector", "model", "tokenizer"),
-    *("tool_parser", "reasoning_parser"),
+    *("tool_parser", "reasoning_parser", "experts"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.drafter import DrafterConformance
     from engine_sdk.conformance.evictor import EvictorConformance
     from engine_sdk.conformance.executor.suite import ExecutorConformance
+    from engine_sdk.conformance.experts import ExpertsConformance
     from engine_sdk.conformance.grammar.suite import GrammarConformance
     from engine_sdk.conformance.kv_connector.suite import KVConnectorConformance
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
@@ -64,6 +65,7 @@ __all__ = [
     "EncoderModelConformance",
     "EvictorConformance",
     "ExecutorConformance",
+    "ExpertsConformance",
     "GrammarConformance",
     "KVConnectorConformance",
     "LogitsProcessorConformance",
@@ -94,6 +96,7 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "platform": ("PlatformConformance",),
         "checkpoint": ("CheckpointConformance",),
         "quantization": ("QuantizationConformance",),
+        "experts": ("ExpertsConformance",),
         "kv_connector": ("KVConnectorConformance",),
         "model": ("ModelConformance",),
         "tokenizer": ("TokenizerConformance",),
@@ -120,6 +123,7 @@ _HOMES = {
     "EncoderModelConformance": "model.encoder",
     "EvictorConformance": "evictor",
     "ExecutorConformance": "executor.suite",
+    "ExpertsConformance": "experts",
     "GrammarConformance": "grammar.suite",
     "KVConnectorConformance": "kv_connector.suite",
     "LogitsProcessorConformance": "logits_processor",

@@ -20,13 +20,13 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
 _ARCHITECTURE = re.compile(r"[A-Z][A-Za-z0-9]*\Z")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "Model")
 """Of architecture strings: what comes before is the model's name."""
-_KIT = frozenset({"model", "platform", "quantization", "reasoning_parser", "tokenizer", "tool_parser"})
+_KIT = frozenset({"experts", "model", "platform", "quantization", "reasoning_parser", "tokenizer", "tool_parser"})
 """Points whose minimal body is built with the kit's parts."""
 _NUMPY = frozenset({"checkpoint", "drafter", "evictor", "grammar", "kv_connector"})
 """Points whose minimal body computes with numpy."""
 _TORCH = frozenset(
     {"attention", "checkpoint", "communicator", "drafter", "kv_connector", "logits_processor", "model", "ops"}
-    | {"platform", "quantization"}
+    | {"experts", "platform", "quantization"}
 )
 """Points whose minimal body computes with torch."""
 _USE = {
@@ -36,6 +36,7 @@ _USE = {
     "communicator": "engine serve --tensor-parallel-size 2 --communicator my-driver",
     "tokenizer": "engine generate --model FOLDER --tokenizer-mode my-driver 'Once upon a time'",
     "checkpoint": "engine generate --model my-driver:FOLDER 'Once upon a time'",
+    "experts": "engine serve --model FOLDER --tensor-parallel-size 2 --experts my-driver",
     "kv_connector": "engine serve --preemption-mode swap --swap-space 1GiB --kv-connector my-driver",
 }
 

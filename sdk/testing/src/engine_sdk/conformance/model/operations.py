@@ -7,9 +7,11 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from engine.interfaces.context import WorkerContext
+from engine.interfaces.experts import Experts, ExpertsNeed
 from engine.interfaces.ops import FURTHER_OPERATIONS, OPERATIONS, OpsCard
 from engine.plugin import Registry, load_body
 from engine.plugin.choosing import ranked
+from engine.types.parallel import Parallel
 
 
 class NamedOperations:
@@ -42,3 +44,12 @@ def defined_operations(named: Collection[str], context: WorkerContext) -> dict[s
         if mine:
             found |= dict.fromkeys(mine, load_body(card)(context))
     return found
+
+
+def installed_experts(context: WorkerContext, size: int) -> Experts | None:
+    """The first driver of the point `experts` that serves so many ranks; None where none is installed."""
+    need = ExpertsNeed(device=str(context.device), parallel=Parallel(tp=size))
+    for _, card in ranked(Registry.discover(), "experts")[0]:
+        if not card.unsupported(need):
+            return cast("Experts", load_body(card)(context))
+    return None

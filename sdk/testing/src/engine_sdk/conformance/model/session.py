@@ -15,6 +15,7 @@ from engine.types.model import ModelDescription
 from engine.types.parallel import Stage
 from engine_kit.dispatch_guard import DispatchGuard
 from engine_sdk.conformance.model.example import encoder_input
+from engine_sdk.conformance.model.operations import installed_experts
 from engine_sdk.conformance.model.paged import Chunk, PagedLayers, Request
 
 
@@ -97,6 +98,7 @@ class Session:
             cross_attention=self.layers.cross,
             state=self.layers.state,
             stage=stage or Stage(),
+            experts=installed_experts(context, size),
         )
         self.model: Model = body(given if self._guard is None else self._guard.context(given))
         self.model.load_weights(weights)

@@ -8,8 +8,12 @@ from typing import Any, cast
 import pytest
 
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
+from engine.plugin import Registry, load_body
+from engine.plugin.choosing import ranked
+from engine_sdk.conformance.base import check_methods
 from engine_sdk.conformance.ops.captured import CapturedOperations
 from engine_sdk.conformance.ops.drafts import DraftOperations
+from engine_sdk.conformance.ops.experts import ExpertOperations
 from engine_sdk.conformance.ops.inputs import InputOperations
 from engine_sdk.conformance.ops.invariant import InvariantOperations
 from engine_sdk.conformance.ops.layers import LayerOperations
@@ -25,6 +29,7 @@ class OpsConformance(
     SamplingOperations,
     DraftOperations,
     StateOperations,
+    ExpertOperations,
     CapturedOperations,
     InvariantOperations,
 ):
@@ -35,10 +40,14 @@ class OpsConformance(
         docstring that says what they compute; packing and multiplying go together."""
         card, body = cast("type[OpsCard]", self.subject().card), self.body()
         known = set(OPERATIONS) | self.defined() - card.defines
+        for other in (cast("type[OpsCard]", other) for _, other in ranked(Registry.discover(), "ops")[0]):
+            if other != card and (theirs := sorted(card.operations & other.defines)):
+                check_methods(body, load_body(other), theirs)
         assert card.operations and card.operations <= known | card.defines, card.operations - known - card.defines
         assert card.defines <= card.operations and not card.defines & known, card.defines
         assert all(getattr(body, name).__doc__ for name in card.defines), "an operation that it defines says not what"
-        assert ("linear" in card.operations) == ("pack_linear" in card.operations)
+        for pack, multiply in (("pack_linear", "linear"), ("pack_experts", "experts")):
+            assert (multiply in card.operations) == (pack in card.operations)
 
     @classmethod
     def figure(cls) -> str | None:

@@ -1,0 +1,122 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "parallel.h"
+
+namespace engine_cpu {
+namespace {
+
+constexpr std::size_t PIECE = 32768;  // bytes to copy that are worth a thread
+
+// What a step needs beside its tensors, in one piece of memory: where its parts begin. An expert's tokens are taken in
+// as many pieces as it needs for no piece to have more than the step has rows: ids repeat where logits were no numbers.
+struct Scratch {
+    std::size_t bytes = 0;
+    std::size_t starts;  // int32 [experts + 1]: where an expert's tokens begin among all that are sorted by expert
+    std::size_t tokens;  // int32 [rows * per_token]: whose
+    std::size_t places;  // int32 [rows, per_token]: where a token stands for one of its experts
+    std::size_t gathered, inner, acted, terms, packed;
+
+    Scratch(const Layout& first, const Layout& last, std::size_t experts, std::size_t rows, std::size_t per_token,
+            std::size_t item) {
+        const std::size_t all = rows * per_token;
+        starts = take((experts + 1) * 4);
+        tokens = take(all * 4);
+        places = take(all * 4);
+        gathered = take(rows * first.inputs * item);
+        inner = take(rows * first.outputs * item);
+        acted = take(rows * last.inputs * item);
+        terms = take(all * last.outputs * item);
+        packed = take(std::max(first.scratch_bytes(rows), last.scratch_bytes(rows)));
+    }
+
+    std::size_t take(std::size_t size) {
+        const std::size_t found = bytes;
+        bytes += (size + 63) / 64 * 64;
+        return found;
+    }
+};
+
+struct Sorted {
+    std::int32_t *starts, *tokens, *places;
+};
+
+// Sorts the tokens by expert, keeping their order. Throws std::out_of_range for an expert that there is not.
+void sort(const Experts& a, const Sorted& to) {
+    const std::size_t all = a.rows * a.per_token;
+    std::memset(to.starts, 0, (a.experts + 1) * 4);
+    for (std::size_t i = 0; i < all; ++i) {
+        if (static_cast<std::size_t>(static_cast<std::uint32_t>(a.ids[i])) >= a.experts)
+            throw std::out_of_range("there is no expert " + std::to_string(a.ids[i]));
+        ++to.starts[a.ids[i] + 1];
+    }
+    for (std::size_t e = 0; e < a.experts; ++e) to.starts[e + 1] += to.starts[e];
+    for (std::size_t i = 0; i < all; ++i) {
+        const std::int32_t place = to.starts[a.ids[i]]++;
+        to.places[i] = place;
+        to.tokens[place] = static_cast<std::int32_t>(i / a.per_token);
+    }
+    for (std::size_t e = a.experts; e > 0; --e) to.starts[e] = to.starts[e - 1];
+    to.starts[0] = 0;
+}
+
+}  // namespace
+
+std::size_t experts_scratch_bytes(const Layout& first, const Layout& last, std::size_t experts, std::size_t rows,
+                                  std::size_t per_token, DType dtype) {
+    return Scratch(first, last, experts, rows, per_token, size_of(dtype)).bytes;
+}
+
+void experts(const Kernels& kernels, const Experts& a, int threads) {
+    if (!a.rows) return;
+    const std::size_t item = size_of(a.dtype), hidden = a.first.layout.inputs, inner = a.last.layout.inputs;
+    const std::size_t outputs = a.last.layout.outputs;
+    const Scratch at(a.first.layout, a.last.layout, a.experts, a.rows, a.per_token, item);
+    auto* scratch = static_cast<std::uint8_t*>(a.scratch);
+    const auto ints = [scratch](std::size_t offset) { return reinterpret_cast<std::int32_t*>(scratch + offset); };
+    const Sorted sorted{ints(at.starts), ints(at.tokens), ints(at.places)};
+    sort(a, sorted);
+    const auto multiply = [&](const ExpertMatrices& by, std::size_t expert, const void* x, std::size_t rows, void* out) {
+        const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
+        kernels.packed({by.layout, a.dtype, x, by.layout.inputs, rows, reinterpret_cast<const void*>(by.weights[expert]),
+                        of(by.scales), of(by.biases), out, scratch + at.packed},
+                       threads);
+    };
+    const auto compute = [&](std::size_t expert, std::size_t begin, std::size_t rows) {
+        const auto row_of = [&](std::size_t row) {
+            const auto token = static_cast<std::size_t>(sorted.tokens[begin + row]);
+            return static_cast<const std::uint8_t*>(a.x) + token * a.x_stride * item;
+        };
+        const void* x = row_of(0);
+        if (rows > 1) {
+            const std::size_t bytes = hidden * item;
+            std::uint8_t* gathered = scratch + at.gathered;
+            parallel_for(threads, rows, PIECE / (bytes + 1) + 1, [&](std::size_t first, std::size_t last) {
+                for (std::size_t row = first; row < last; ++row) std::memcpy(gathered + row * bytes, row_of(row), bytes);
+            });
+            x = gathered;
+        }
+        multiply(a.first, expert, x, rows, scratch + at.inner);
+        GatedAct act = a.act;
+        act.x = scratch + at.inner;
+        act.x_stride = a.first.layout.outputs;
+        act.rows = rows;
+        act.size = inner;
+        act.out = scratch + at.acted;
+        kernels.gated_act(a.dtype, act, threads);
+        multiply(a.last, expert, scratch + at.acted, rows, scratch + at.terms + begin * outputs * item);
+    };
+    for (std::size_t expert = 0; expert < a.experts; ++expert) {
+        const auto end = static_cast<std::size_t>(sorted.starts[expert + 1]);
+        for (std::size_t begin = static_cast<std::size_t>(sorted.starts[expert]); begin < end; begin += a.rows)
+            compute(expert, begin, std::min(a.rows, end - begin));
+    }
+    kernels.combine(a.dtype, {scratch + at.terms, sorted.places, a.weights, a.rows, a.per_token, outputs, a.out},
+                    threads);
+}
+
+}  // namespace engine_cpu

@@ -1,0 +1,1 @@
+"""Driver `local` of the point `experts`."""
