@@ -27,9 +27,9 @@ def sparse(attention: str = "block_sparse", plain: bool = True, pattern: dict[st
     return LLM(**SETTINGS | more, attention=attention, options={"attention": {**pattern, "plain": plain}})
 
 
-def tokens(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+def tokens(llm: LLM, prompts: list[list[int]] = PROMPTS, params: SamplingParams = GREEDY) -> list[list[int]]:
     asked: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [list(output.outputs[0].token_ids) for output in llm.generate(asked, GREEDY, use_tqdm=False)]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(asked, params, use_tqdm=False)]
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +48,24 @@ def alone() -> list[list[int]]:
         pytest.param({"num_kv_pages": 64, "swap_space": 1 << 22}, id="swapped", marks=pytest.mark.slow),
         pytest.param({"drafter": "ngram"}, id="with drafts", marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2}, id="over two ranks", marks=pytest.mark.slow),
-        pytest.param({"plain": False, "max_num_batched_tokens": 24}, id="interpreted", marks=pytest.mark.slow),
     ],
 )
 def test_any_schedule_gives_the_same_tokens(settings: dict[str, Any], alone: list[list[int]]) -> None:
-    if not (settings.get("plain", True) or interpreted()):
-        pytest.skip("on a GPU, the kernels are compared with dense attention")
     with sparse(**settings) as llm:
         assert tokens(llm) == alone
         assert tokens(llm) == alone  # what is cached by now is found
         if settings.get("num_kv_pages"):
             assert llm.llm_engine.client.core.scheduler.num_preemptions > 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_kernels_give_the_same_tokens(alone: list[list[int]]) -> None:
+    """A prompt in chunks beside another's decodes; the first tokens, since kernels are interpreted."""
+    if not interpreted():
+        pytest.skip("on a GPU, the kernels are compared with dense attention")
+    short = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    with sparse(plain=False, max_num_batched_tokens=24) as llm:
+        assert tokens(llm, [PROMPTS[1], PROMPTS[3]], short) == [alone[1][:3], alone[3][:3]]
 
 
 def test_the_pattern_is_at_work(alone: list[list[int]]) -> None:
