@@ -35,11 +35,11 @@ it is refused at start, before weights are read, for the reason in the note, in 
 `python docs/generate_drafters.py` from what the launcher says of small models on a processor; a test regenerates it and
 compares. An empty cell: there is no such thing to ask of this drafter.
 
-Where an engine starts, its output is that of an engine without drafts: token by token, or, where acceptance is by
-rejection, in its distribution. That is tested apart: random schedules of requests under each drafter, with preemption,
-swapping, prefix hits, prompts in chunks, steps in flight and ranks, in `core/tests/loop`, `core/tests/system` and
-`plugins/drafters/tests`. Requests with penalties or logits processors, and steps with constrained ones, get of a tree
-the chain that it begins with.
+Where an engine starts, its output is that of an engine without drafts: token by token, up to the rounding that any
+other batch shape brings, or, where acceptance is by rejection, in its distribution. That is tested apart: random
+schedules of requests under each drafter, with preemption, swapping, prefix hits, prompts in chunks, steps in flight and
+ranks, in `core/tests/loop`, `core/tests/system` and `plugins/drafters/tests`. Requests with penalties or logits
+processors, and steps with constrained ones, get of a tree the chain that it begins with.
 [Speculative decoding](../operators/speculation.md) says which drafter to choose.
 """
 SIZES = published.SMALL

@@ -141,6 +141,21 @@ def test_an_answer_that_comes_too_late_writes_to_no_page() -> None:
         client.close()
 
 
+def test_nothing_is_left_of_a_client_that_is_closed_while_it_asks() -> None:
+    before = set(threading.enumerate())
+    with Double(Path()) as kept_in:
+        client = connected(kept_in, timeout=0.2)
+        slow = kept_in.slow = threading.Event()
+        asking = threading.Thread(target=found, args=(LMCacheStore(client, FIRST), 0))
+        asking.start()
+        client.close()
+        asking.join(20)
+        slow.set()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(20)
+            assert not thread.is_alive(), thread.name
+
+
 @pytest.mark.parametrize("kept_in", those("double", "folder"), indirect=True)
 @pytest.mark.parametrize("url", ["lm://127.0.0.1:1", "redis://127.0.0.1:1", "nowhere://127.0.0.1:1"])
 @pytest.mark.usefixtures("kept_in")

@@ -38,6 +38,11 @@ class Middle(EvictorCard):
     pass
 
 
+class ByName(EvictorCard):
+    priority = 50
+    by_name = True
+
+
 class Small(EvictorCard):
     priority = 10
 
@@ -85,6 +90,16 @@ def test_auto_takes_the_highest_priority_that_fits_and_keeps_reasons(registry_of
     assert reasons["small"] == ("size 10 is over 9",)
     assert "jax" in reasons["jax"][0] and "torch" in reasons["jax"][0]
     assert reasons["middle"] == ()
+
+
+def test_auto_passes_over_what_has_to_be_named(registry_of):
+    registry = registry_of(approximate="ByName", low="Low")
+    chosen = choose_one(registry, EVICTOR, Need())
+    assert chosen.candidate.name == "low"
+    assert [v.reasons for v in chosen.verdicts] == [("it has to be asked for by name",), ()]
+    assert choose_one(registry, EVICTOR, Need(), "approximate").card is ByName
+    with pytest.raises(PluginError, match="approximate .*: it has to be asked for by name"):
+        choose_one(registry_of(approximate="ByName"), EVICTOR, Need())
 
 
 def test_auto_breaks_ties_by_name_whatever_the_order_of_discovery(candidate):

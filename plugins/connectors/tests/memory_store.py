@@ -85,7 +85,7 @@ def core_context(*windows: int | None, parallel: Parallel | None = None, **more:
         for index, window in enumerate(windows)
     )
     layout = KVLayout(block_size=BLOCK, page_bytes=64, tables=tables, groups=())
-    more = {"identity": b"me", "parallel": parallel or Parallel(), "clock": SystemClock(), **more}
+    more = {"identity": b"me", "parallel": parallel or Parallel(), "clock": SystemClock(), "options": None, **more}
     return SimpleNamespace(layout=layout, **more)
 
 

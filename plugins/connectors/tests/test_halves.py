@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -324,6 +325,24 @@ def test_a_prompt_waits_for_blocks_that_are_still_written(waits: bool) -> None:
     first.step()
     wait_for(lambda: len(store.kept) == 5)
     assert asked() == Found(20, asynchronous=True), "all of it is there"
+    for engine in (first, second):
+        engine.close()
+
+
+def test_a_prompt_that_comes_too_slowly_is_gone_on_from_what_has_come() -> None:
+    """Before the engine gives up waiting for the store, and computes all of it."""
+    store, clock = MemoryStore(), Hands()
+    first = Engine(store)
+    second = Engine(store, clock=clock, options=SimpleNamespace(lookup_seconds=3 * PATIENCE_SECONDS))
+    request, whole = going_on(), Request("a", 22)
+    for blocks in (1, 2):
+        first.core.computed(whole, pages_of(list(range(1, 1 + blocks))), blocks * BLOCK)
+        first.step()
+        wait_for(lambda blocks=blocks: len(store.kept) == blocks)
+        assert second.core.lookup(request, 0) == LATER
+        clock.now += 0.8 * PATIENCE_SECONDS
+    assert second.core.lookup(request, 0) == Found(2 * BLOCK, asynchronous=True)
+    assert second.core.counts()["never_came"] == 1
     for engine in (first, second):
         engine.close()
 

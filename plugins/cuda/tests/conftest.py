@@ -9,6 +9,7 @@ from engine_sdk.interpreted import *  # noqa: F403
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `compiled`
 DRIVERS = (
+    "attention_block_sparse",
     "attention_mla",
     "attention_triton",
     "communicator_custom_allreduce",

@@ -138,8 +138,9 @@ def test_numbers_that_are_stored_smaller_count_as_they_are_computed(tmp_path: Pa
         ({"architectures": ["LlamaModel"]}, ConfigError, "LlamaModel writes no text"),
         ({"quantization_config": {"quant_method": "nobodys"}}, UnsupportedModelError, "stored as 'nobodys'"),
         ({"head_dim": 7}, UnsupportedModelError, "7 of 7 elements of a head"),
+        ({"architectures": ["BartForConditionalGeneration"]}, ConfigError, "nor gives it what an encoder reads"),
     ],
-    ids=["architecture", "pooling", "stored form", "heads"],
+    ids=["architecture", "pooling", "stored form", "heads", "encoder"],
 )
 def test_a_model_that_cannot_draft(changed: dict[str, Any], error: type[Exception], match: str, tmp_path: Path) -> None:
     """No weight is read: the file has none."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -134,6 +136,26 @@ def test_samples_and_beams_share_an_input(tmp_path: Path) -> None:
         llm.shutdown()
     assert {tuple(output.token_ids) for output in three.outputs} == {tuple(answers[0].tokens)}
     assert beams[0].sequences[0].tokens == [2, *answers[0].tokens]
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_bad_words_of_the_model(file: str, tmp_path: Path) -> None:
+    """Marian's checkpoints keep their padding out by them: whoever asks, and however."""
+    answers = make(tmp_path, "MarianMTModel")
+    bad = sorted({token for answer in answers for token in answer.tokens})[:20]
+    model = transformers.MarianMTModel.from_pretrained(tmp_path)
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
+    model.generation_config.bad_words_ids = words = [[token] for token in bad]
+    expected = [_answer(model, torch.tensor([answer.prompt])) for answer in answers]
+    assert not {token for answer in expected for token in answer.tokens} & set(bad)
+    path = tmp_path / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bad_words_ids": words}))
+    llm = engine(tmp_path, num_kv_pages=60)
+    try:
+        outputs = ask(llm, [answer.prompt for answer in answers], msgspec.structs.replace(GREEDY, logprobs=None))
+    finally:
+        llm.shutdown()
+    assert [list(output.token_ids) for output in outputs] == [answer.tokens for answer in expected]
 
 
 def test_drafts(tmp_path: Path) -> None:

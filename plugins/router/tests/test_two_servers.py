@@ -12,7 +12,9 @@ from test_balance import until
 
 from engine.types.errors import ConfigError
 from engine_router.config import read_config
+from engine_router.disaggregation import for_prefill
 from engine_router.run import Router
+from engine_server.anthropic.input import MessagesBody
 
 PATHS = {
     "/v1/completions": ({"prompt": "hello", "max_tokens": 9, "n": 2, "logprobs": 1}, "max_tokens"),
@@ -198,3 +200,17 @@ async def test_a_server_that_turns_out_to_have_a_pool_computes_the_prompt_itself
         answer = await client.post("/v1/completions", json={"prompt": "x"})
         counted = whole_requests((await client.get("/metrics")).text)
     assert answer.json()["from"] == "d" and p.asked == [] and counted == {"no_place": 1}
+
+
+@pytest.mark.parametrize("budget", [{}, {"budget_tokens": None}, {"budget_tokens": 2000}])
+def test_a_prompt_whose_answer_is_thought_over_is_taken_by_who_computes_it(budget):
+    """A budget has to be below max_tokens."""
+    asked = {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 4000,
+        "thinking": {"type": "enabled", **budget},
+    }
+    if not any(budget.values()):
+        asked["thinking"]["type"] = "disabled"
+    body = MessagesBody(**for_prefill("/v1/messages", {"model": "m", **asked}))
+    assert body.thinking.type == asked["thinking"]["type"] and body.max_tokens <= 2

@@ -13,8 +13,10 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
+from checkpoints import VOCAB_SIZE, tokenizer
 from fallback_table import ALONE
 from greedy import make
+from transformers.models.helium.modeling_helium import HeliumMLP
 
 from engine import LLM
 from engine.interfaces.model import ModelContext, ModelNeed
@@ -125,13 +127,42 @@ def test_by_what_transformers_knows(architecture: str, changed: dict[str, Any], 
 def test_by_what_its_layers_ask(
     architecture: str, over: dict[str, Any], left_out: str, found: str, tmp_path: Path
 ) -> None:
-    """Seen when the weights are there, by two tokens, before the engine has started."""
+    """Seen when the weights are there, by some tokens, before the engine has started."""
     make(tmp_path, architecture, over)
     config = json.loads((tmp_path / "config.json").read_text())
     config.pop(left_out, None)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match=found):
         LLM(model=str(tmp_path), dtype="float32", model_impl="transformers")
+
+
+def refused(folder: Path, architecture: str, config: dict[str, Any]) -> str:
+    """What is said of a random checkpoint of this config."""
+    model = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    model(model.config_class(**config)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    with pytest.raises(UnsupportedModelError) as caught:
+        LLM(model=str(folder), dtype="float32", model_impl="transformers")
+    return caught.value.found
+
+
+def test_positions_that_a_module_counts_itself(tmp_path: Path) -> None:
+    """From 0 on in every step: the tokens of a prompt's second chunk would get the first one's."""
+    usual = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    own = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    config = {**usual, **own, "is_encoder_decoder": False, "is_decoder": True, "vocab_size": VOCAB_SIZE}
+    found = refused(tmp_path, "BartForCausalLM", {**config, "max_position_embeddings": 64, "init_std": 0.2})
+    assert "counts positions by itself" in found
+
+
+def test_a_module_that_looks_at_the_token_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a convolution does: it would be another request's."""
+    plain = HeliumMLP.forward
+    monkeypatch.setattr(HeliumMLP, "forward", lambda self, x: plain(self, x + x.roll(1, dims=1)))
+    found = refused(tmp_path, HELIUM, config_of(HELIUM, vocab_size=VOCAB_SIZE, initializer_range=0.2))
+    assert "looks at other tokens of the step" in found
 
 
 def test_an_architecture_that_nobody_serves(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ class Client:
         self._timeout = options.timeout
         self._lock = threading.Lock()
         self._paused_until = 0.0
+        self._closed = False
         self._line = _Line(self._make)
         try:
             (answer,) = self._line.ask(lambda store: store.exists([name_of(b"\1", Place())]), self._timeout)
@@ -135,7 +136,7 @@ class Client:
         with self._lock:
             self.unreachable += 1
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
-            if line is self._line:
+            if line is self._line and not self._closed:
                 self._line = _Line(self._make)
         line.hang_up()
 
@@ -149,7 +150,9 @@ class Client:
         self.ask(removed, 1)
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Hang up, also on what is being asked. Idempotent."""
+        with self._lock:
+            self._closed = True
         self._line.hang_up()
 
 

@@ -107,11 +107,11 @@ def _resolved(registry: Registry, asked: DraftModel, target: Target, index: int)
         asks = model_needs(replace(target.need, parallel=own), files.config)
         (implementation,) = choose(registry, points.MODEL, asks)
         model = implementation.card.describe(files.config)
-    if any(site.kind == "state" for site in model.sites):
+    if any(site.kind in ("state", "cross") for site in model.sites):
         raise ConfigError(
             f"draft with {model.architecture}",
-            "its layers keep states, and nobody puts a draft model's states back where drafts do not count",
-            "name a draft model whose layers all attend",
+            "nobody puts a draft model's states back where drafts do not count, nor gives it what an encoder reads",
+            "name a draft model whose layers all attend to its tokens alone",
         )
     specs = tuple(msgspec.structs.replace(spec, model=index, divided=own == parallel) for spec in model.kv_specs)
     start = DraftStart(

@@ -344,13 +344,12 @@ def _with_page_formats(
 ) -> KVLayout:
     """The layout with the names of what its groups keep in pages. needs: of each site."""
     of_kind = {one.kind: one for one in attention}
-    groups = []
-    for group in layout.groups:
-        need, one = needs[group.sites[0]], of_kind.get(group.kind)
-        if one is not None and group.table is not None:
-            named = one.card.page_format(need) or f"{one.candidate.name}-{one.candidate.version}"
-            group = msgspec.structs.replace(group, page_format=named)
-        groups.append(group)
+    groups = list(layout.groups)
+    for at, group in enumerate(groups):
+        if (one := of_kind.get(group.kind)) is not None and group.table is not None:
+            unnamed = f"{one.candidate.name}-{one.candidate.version} {one.options or ''}".rstrip()
+            named = one.card.page_format(needs[group.sites[0]]) or unnamed
+            groups[at] = msgspec.structs.replace(group, page_format=named)
     return msgspec.structs.replace(layout, groups=tuple(groups))
 
 

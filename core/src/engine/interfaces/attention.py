@@ -114,8 +114,8 @@ class AttentionCard(Card):
         """A name for how a layer's keys and values lie in a page. Where it is the same in two engines, with layers and
         pages of the same form, the bytes of one are those of the other.
 
-        "" stands for the driver's name and version, so that nobody else's pages count as the same. A driver whose bytes
-        lie as another's do, or as those of its other versions, gives that a name.
+        "" stands for the driver's name, version and options, so that nobody else's pages count as the same. A driver
+        whose bytes lie as another's do, or as those of its other versions, gives that a name.
         """
         return ""
 

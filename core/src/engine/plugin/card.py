@@ -23,6 +23,9 @@ class Card:
     priority: ClassVar[int] = 0
     """Order in `auto`: higher first, ties by name. A reference driver stands at 0, a faster one above."""
 
+    by_name: ClassVar[bool] = False
+    """Whether it is never taken by itself, but only where a user names it: where it computes something else, say."""
+
     requires_minor: ClassVar[int] = 0
     """The lowest minor version of the point's interface that this driver needs."""
 
@@ -62,12 +65,9 @@ class Card:
 
     @classmethod
     def unsupported(cls, need: Any) -> list[str]:
-        """The reasons why this driver cannot serve `need`; an empty list means that it can.
+        """The reasons why this driver cannot serve `need`, of its point's interface; an empty list means that it can.
 
         Pure and cheap: asked by the launcher before any body is imported, and again by each worker on its real device.
-
-        Args:
-            need: the point's need (a frozen dataclass from its interface).
 
         Returns one sentence a reason, each understandable alone ("head size 80 is not a multiple of 32").
         """

@@ -322,7 +322,7 @@ class _Walk:
         for candidate, card in cards:
             if fitting and card.priority < fitting[0][1].priority:
                 break
-            ask = partial(answer, self._pick, card, candidate, {"": need})
+            ask = partial(answer, self._pick, card, candidate, {"": need}, bool(self._names))
             verdicts.append(or_quarantine(self._registry, candidate, ask))
             if verdicts[-1].fit:
                 fitting.append((candidate, card))

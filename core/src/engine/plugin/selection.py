@@ -35,8 +35,7 @@ class Verdict:
     reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        name = f"{self.candidate.name} ({self.candidate.provenance})"
-        return f"{name}: {'; '.join(self.reasons)}" if self.reasons else f"{name}: fits"
+        return f"{self.candidate.name} ({self.candidate.provenance}): {'; '.join(self.reasons) or 'fits'}"
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def answer(how: Pick, card: type[Card], candidate: Candidate, asks: Mapping[str,
     served = how.served(card, asks)
     if how.takes == "all":
         asks = {kind: asks[kind] for kind in served[:1]} or {", ".join(asks): None}
-    reasons: list[str] = []
+    reasons = ["it has to be asked for by name"] if card.by_name and not named else []
     for kind, need in asks.items():
         if kind in served:
             reasons += judge(card, candidate, need).reasons

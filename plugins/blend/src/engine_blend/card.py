@@ -34,7 +34,8 @@ class CacheBlendOptions(BaseModel):
 class CacheBlend(EvictorCard):
     """Least recently used first; reuses chunks of prompts in any order, and recomputes what deviates most of them."""
 
-    priority = -20  # chosen by name: what it answers is approximate
+    priority = -20
+    by_name = True  # what it answers is approximate
     requires_minor = 2
     reuses = True
     Options = CacheBlendOptions

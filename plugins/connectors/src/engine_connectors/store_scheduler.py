@@ -24,6 +24,7 @@ import numpy as np
 
 from engine.interfaces.kv_connector import (
     LATER,
+    LOOKUP_SECONDS,
     NO_PAGES,
     Found,
     Held,
@@ -123,11 +124,13 @@ class _Coming(NamedTuple):
     Args:
         num_tokens: of the prefix that was there when it was asked for last.
         since: when it was seen to have become so long; minus infinity: nothing is waited for any more.
+        until: when nothing is waited for any more, however much comes.
         next: when to ask again.
     """
 
     num_tokens: int
     since: float
+    until: float
     next: float
 
 
@@ -149,6 +152,8 @@ class StoreScheduler(KVConnectorScheduler):
         self._found: dict[str, _Answer] = {}
         self._coming: dict[str, _Coming] = {}
         self._now = context.clock.monotonic
+        # A request that waits for longer than that is computed as a whole, and what has come was in vain.
+        self._most_seconds = getattr(context.options, "lookup_seconds", LOOKUP_SECONDS) / 2
         self._known: dict[bytes, None] = {}  # the oldest first
         self._loads: dict[int, tuple[str, list[np.ndarray]]] = {}
         """Whose each load under way is, and what the ranks that have ended it could not fill."""
@@ -192,11 +197,12 @@ class StoreScheduler(KVConnectorScheduler):
             )
             return False
         since = now if coming is None or num_tokens > coming.num_tokens else coming.since
-        if now - since < PATIENCE_SECONDS:
-            self._coming[request.request_id] = _Coming(num_tokens, since, now + ASK_AGAIN_SECONDS)
+        until = now + self._most_seconds if coming is None else coming.until
+        if now - since < PATIENCE_SECONDS and now < until:
+            self._coming[request.request_id] = _Coming(num_tokens, since, until, now + ASK_AGAIN_SECONDS)
             return True
         if since > -math.inf:
-            self._coming[request.request_id] = _Coming(num_tokens, -math.inf, now)
+            self._coming[request.request_id] = _Coming(num_tokens, -math.inf, until, now)
             self._counts["never_came"] = self._counts.get("never_came", 0) + 1
             log.warning("request %s: %d of %d tokens did not come", request.request_id, told - num_tokens, told)
         return False

@@ -4,7 +4,7 @@ stacks and the head, learned or sinusoidal positions, plain feed-forward blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -40,10 +40,16 @@ class SiluMLP(Module):
 
 
 class LogitsBias(Module):
-    """What is added to all logits; nothing where the checkpoint has zeros or none."""
+    """What is added to all logits; nothing where the checkpoint has zeros or none.
 
-    def __init__(self, context: ModelContext) -> None:
+    Args:
+        never: ids that are not to be drawn. Marian never learned to write its padding, whose logit is 0 where others
+            are negative: its checkpoints name it among `bad_words_ids`.
+    """
+
+    def __init__(self, context: ModelContext, never: Sequence[int] = ()) -> None:
         self._size = context.description.vocab_size
+        self._never = torch.tensor(never, dtype=torch.int64, device=context.device)
         self._dtype = context.dtype
         self._device = context.device
         self._bias: torch.Tensor | None = None
@@ -63,7 +69,8 @@ class LogitsBias(Module):
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """logits [R, vocab_size] -> the same shape."""
-        return logits if self._bias is None else logits + self._bias
+        biased = logits if self._bias is None else logits + self._bias
+        return biased.index_fill(1, self._never, -torch.inf) if len(self._never) else biased
 
 
 class BartModel(EncoderDecoder):
@@ -117,7 +124,7 @@ class BartModel(EncoderDecoder):
             self.encoder_norm = LayerNorm(context, size, _EPS, "model.encoder.layer_norm")
             self.norm = LayerNorm(context, size, _EPS, "model.decoder.layer_norm")
         self.head = LMHead(context, model.vocab_size, size, self.output, self.embed)
-        self.bias = LogitsBias(context)
+        self.bias = LogitsBias(context, self.card.never_drawn(config))
 
     def _layer(self, context: ModelContext, index: int, name: str, part: str) -> Layer:
         def block(work: Module, norm: str) -> Block:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from engine_kit.model_config import bad_key, integer
 from engine_models.decoder_card import GELU
 from engine_models.encoder_decoder_card import EncoderDecoderCard
 
@@ -33,9 +34,23 @@ class Bart(EncoderDecoderCard):
 
     @classmethod
     def more_unsupported(cls, config: dict[str, Any]) -> list[str]:
-        """Stacks whose heads differ."""
+        """Stacks whose heads differ, and bad words that are no ids."""
+        cls.never_drawn(config)
         ours, theirs = config[cls.heads], config["encoder_attention_heads"]
         return [] if ours == theirs else [f"the encoder has {theirs} heads and the decoder {ours}"]
+
+    @classmethod
+    def never_drawn(cls, config: dict[str, Any]) -> list[int]:
+        """The ids of `bad_words_ids`, by which Marian's checkpoints keep its padding out. Raises CheckpointError for
+        words of several tokens, and for what are no ids."""
+        words = config.get("bad_words_ids") or []
+        vocabulary = range(integer(config, "vocab_size"))
+        if not isinstance(words, list) or any(
+            not isinstance(word, list) or len(word) != 1 or type(word[0]) is not int or word[0] not in vocabulary
+            for word in words
+        ):
+            raise bad_key(config, "bad_words_ids", "it is no list of words of one token each")
+        return [word[0] for word in words]
 
 
 class MBart(Bart):

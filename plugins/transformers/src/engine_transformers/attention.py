@@ -35,7 +35,8 @@ class Attentions:
         context: the model's.
 
     Attributes:
-        trying: whether calls are such first ones: nothing is computed.
+        trying: whether calls are such first ones.
+        alone: whether each token still sees itself alone, by no attention of the engine: while the model is tried.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -43,9 +44,10 @@ class Attentions:
         self._made: dict[nn.Module, PagedAttention] = {}
         self._layers: set[int] = set()
         self.trying = True
+        self.alone = True
 
     def finish(self) -> None:
-        """The model was tried, and every layer has asked; raises UnsupportedModelError naming those that did not."""
+        """Every layer has asked, and none may again; raises UnsupportedModelError naming those that did not."""
         self.trying = False
         silent = sorted(set(range(self._context.description.num_layers)) - self._layers)
         if silent:
@@ -64,7 +66,9 @@ class Attentions:
         """query [1, Hq, T, D], key and value [1, Hkv, T, D], rotated -> [1, T, Hq, D]."""
         if self.trying:
             self._ask(module, query, key, value, attention_mask, scaling, given)
-            return torch.zeros_like(query.transpose(1, 2))
+        if self.alone:
+            own = (key + value).repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+            return (query + own).transpose(1, 2)
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
         return self._made[module](q, k, v).view(1, *q.shape)
 

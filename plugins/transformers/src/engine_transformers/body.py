@@ -24,6 +24,10 @@ from engine_transformers.loading import Conversion
 
 _ELSE = "install a driver that is made for the model"
 _ONE_RANK = "leave --tensor-parallel-size out, or install a driver that is made for the model"
+_TRIED = 16
+"""Tokens that are computed when the weights are there."""
+_APART = 0.05
+"""Of their hidden states' length: so far apart are no results of one computation."""
 _BUILDING = threading.Lock()
 """Ranks may be threads of a process, which has one default dtype."""
 
@@ -32,8 +36,8 @@ class TransformersBody(ModelBody):
     """See `engine.interfaces.model.Model`: a decoder of transformers.
 
     Its linear layers, embedding and head are the engine's; what lies between, norms and experts among it, is computed
-    by transformers' own modules. When its weights are loaded it computes two tokens, which tells what each layer asks
-    of attention.
+    by transformers' own modules. When its weights are loaded it computes some tokens, which tells what each layer asks
+    of attention, and that nothing but attention looks at other tokens.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -97,20 +101,28 @@ class TransformersBody(ModelBody):
 
     @torch.inference_mode()
     def _try(self) -> None:
+        """Compute tokens that see themselves alone, then the same in the other order: a token's result is to depend on
+        its id and its position. A step holds tokens of many requests, in chunks, one after the other."""
         context = self.context
-        tokens = torch.arange(2, device=context.device)
+        vocab_size = context.description.vocab_size
+        tokens = torch.arange(min(_TRIED, vocab_size, context.max_model_len), device=context.device)
+        turned = tokens.flip(0)
         try:
             hidden = self.forward(State(token_ids=tokens.int(), positions=tokens), unfollowed)
             logits = self.logits(hidden) if context.description.generates else None
+            self._attentions.finish()
+            again = self.forward(State(token_ids=turned.int(), positions=turned), unfollowed)
         except EngineError:
             raise
         except Exception as error:
             name = f"{type(error).__name__}: {error}"
             raise _refusal(context, f"transformers' modules fail with the engine's layers in them ({name})") from error
-        self._attentions.finish()
-        vocab_size = context.description.vocab_size
+        self._attentions.alone = False
         if logits is not None and logits.shape[-1] != vocab_size:
             raise _refusal(context, f"it gives {logits.shape[-1]} logits, and config.json has vocab_size {vocab_size}")
+        if (again.flip(0) - hidden).float().norm() > _APART * hidden.float().norm():
+            found = "beside its attention a module looks at other tokens of the step, or counts positions by itself"
+            raise _refusal(context, found)
 
     def forward(self, state: State, walk: LayerIterator) -> torch.Tensor:
         """The final hidden states [T, hidden_size]; `walk` is not used."""

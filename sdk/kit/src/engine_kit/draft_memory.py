@@ -30,8 +30,9 @@ def check_memory(
 ) -> None:
     """Raise ConfigError where the weights alone need more than a rank may take of its device.
 
-    What is counted is the least that they need: of a model that is quantised as it is loaded, four bits of each weight;
-    of a model whose files are not known (random weights) nothing. So what passes may still not fit, and says so later.
+    What is counted is the least that the tensors in their files need. Of a model that is quantised as it is loaded,
+    four bits of each weight; of a model whose files are not known (random weights) nothing. So what passes may still
+    not fit, and says so later. Tensors that nobody reads (a vision tower's, say) count, too.
 
     Args:
         config: the engine's settings.

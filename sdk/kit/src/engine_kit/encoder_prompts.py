@@ -4,13 +4,13 @@ begins with.
 The forms are vLLM's: `{"encoder_prompt": ..., "decoder_prompt": ...}`, each of them a prompt as decoders have it; or
 one plain prompt, which is the encoder's. Where the decoder's is left out or None it is the model's own beginning, and
 any other gets the model's first id in front where it lacks it. For an encoder that reads features, `encoder_prompt` is
-an array of them. Settings of a request's pages (`cache_salt`, `kv_transfer`, `kv_retention`) stand beside either.
+an array of them. Settings of a request's pages (`cache_salt`, `kv_transfer`, `kv_retention`) stand beside the two.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,7 @@ def split(
         beside = {key: prompt[key] for key in _KEPT if key in prompt}
         if ENCODER in prompt:
             given, wanted = prompt[ENCODER], prompt.get(DECODER)
+            _check_settings(ENCODER, given, _KEPT)
             if unknown := sorted(str(key) for key in prompt if key not in (ENCODER, DECODER, *_KEPT)):
                 raise InvalidRequestError(f"a prompt with the key {unknown[0]!r}", "no prompt has that key", _FORMS)
         elif DECODER in prompt:
@@ -60,6 +61,14 @@ def split(
     if form.features:
         return decoder, _of(_features(given, form), form)
     return decoder, _of(np.array(_ids(rewrite(parse_prompt(given)), model, form, tokenizer), np.int32), form)
+
+
+def _check_settings(part: str, prompt: Any, keys: Iterable[str]) -> None:
+    """Refuse settings that would not be heeded in a part: the whole prompt's, or nobody's."""
+    for key in keys if isinstance(prompt, Mapping) else ():
+        if prompt.get(key) is not None and prompt[key] is not False:
+            remedy = f"put it beside {part!r}" if key in _KEPT else _FORMS
+            raise InvalidRequestError(f"{part} with {key}={shown(prompt[key])}", "it has no such key", remedy)
 
 
 def _of(data: np.ndarray, form: EncoderForm) -> EncoderInput:
@@ -73,8 +82,8 @@ def _features(given: Any, form: EncoderForm) -> np.ndarray:
     if isinstance(given, (str, Mapping)):
         raise InvalidRequestError(what, "the model's encoder reads features, no text", remedy)
     try:
-        data = np.ascontiguousarray(given, dtype=np.float32)
-    except (TypeError, ValueError) as error:
+        data = np.asarray(given, dtype=np.float32).copy()  # the caller may fill its array again meanwhile
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InvalidRequestError(what, f"that is no array of numbers: {error}", remedy) from error
     if data.ndim != 2 or data.shape[1] != form.features or not 0 < len(data) <= steps or len(data) % form.stride:
         raise InvalidRequestError(f"an {ENCODER} of shape {list(data.shape)}", "the model reads no such", remedy)
@@ -120,10 +129,8 @@ def _beginning(wanted: Any, form: EncoderForm, tokenizer: Tokenizer) -> list[int
     """The decoder's first tokens."""
     if wanted is None:
         return list(form.decoder_prompt)
+    _check_settings(DECODER, wanted, (*_KEPT, "truncate_prompt_tokens", "add_special_tokens"))
     parsed = parse_prompt(wanted)
-    for name, value in (("truncate_prompt_tokens", parsed.truncate), ("cache_salt", parsed.cache_salt)):
-        if value is not None:
-            raise InvalidRequestError(f"{DECODER} with {name}={shown(value)}", "it has no such key", _FORMS)
     ids = parsed.token_ids
     if ids is None:
         assert parsed.text is not None

@@ -43,7 +43,12 @@ def with_defaults(config: EngineConfig, files: CheckpointFiles, model: ModelDesc
         own = model.encoder.decoder_prompt
         first = _token_ids(files.generation_config.get("decoder_start_token_id"))[:1] or own[:1]
         prompt = (*first, *(_token_ids(files.generation_config.get("forced_bos_token_id"))[:1] or own[1:]))
-        model = msgspec.structs.replace(model, encoder=msgspec.structs.replace(model.encoder, decoder_prompt=prompt))
+        encoder = msgspec.structs.replace(model.encoder, decoder_prompt=prompt)
+        words = files.generation_config.get(
+            "bad_words_ids"
+        )  # of the model's own padding; older ones are in config.json
+        stated = model.config if words is None else {**model.config, "bad_words_ids": words}
+        model = msgspec.structs.replace(model, encoder=encoder, config=stated)
     ends = _token_ids(file.get("eos_token_id")) or _token_ids(files.generation_config.get("eos_token_id"))
     return msgspec.structs.replace(
         model,

@@ -17,16 +17,13 @@ from engine.types.kv import KVGroup
 from engine_cuda.attention_triton.kernel import LOG2E, Form, attention_kernel
 from engine_cuda.attention_triton.plan import Division, TritonPlan, WorkList
 from engine_cuda.attention_triton.tiles import Target, decode_tiles, prefill_tiles, target_of
-from engine_cuda.attention_triton.write import write_kernel
+from engine_cuda.attention_triton.write import store
 from engine_cuda.interpreter import interpreted
-from engine_cuda.interpreter_shim import PROCESSORS, rounded, widens, written_for
+from engine_cuda.interpreter_shim import PROCESSORS, widens, written_for
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
     from engine_cuda.attention_triton.card import TritonAttentionOptions
-
-WRITTEN = 16
-"""Tokens that one program writes to the cache."""
 
 
 class _Scratch(NamedTuple):
@@ -87,17 +84,7 @@ class TritonAttentionBody:
 
         What fp8 cannot hold becomes its largest number.
         """
-        if k.stride(-1) != 1 or v.stride(-1) != 1:
-            k, v = k.contiguous(), v.contiguous()
-        if self._interpreted:
-            k, v = (rounded(x, cache.k.dtype) for x in (k, v))
-        tokens, heads, size = k.shape
-        pages = cache.k
-        write_kernel[(triton.cdiv(tokens, WRITTEN), heads)](
-            (k, v), (pages, cache.v), plan.batch.slot_mapping, tokens, k.stride()[:2], v.stride()[:2],
-            pages.stride()[:3], HEAD_SIZE=size, BLOCK_D=_width(size), PAGE=layer.group.tokens_per_block,
-            BLOCK_T=WRITTEN, num_warps=4,
-        )  # fmt: skip
+        store(k, v, cache, plan.batch.slot_mapping, self._interpreted)
 
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `engine.interfaces.attention.AttentionBackend.read`."""

@@ -1,11 +1,31 @@
-"""The kernel that stores a step's keys and values in the cache."""
+"""A step's keys and values go to the cache."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
+from engine.interfaces.attention import LayerCache
 from engine_cuda.attention_storing import stored
+from engine_cuda.interpreter_shim import rounded
+
+WRITTEN = 16
+"""Tokens that one program writes."""
+
+
+def store(k: torch.Tensor, v: torch.Tensor, cache: LayerCache, slot_mapping: torch.Tensor, interpreted: bool) -> None:
+    """Store k, v [T, H, D] in views [pages, H, tokens, D] of one pool, rounded where their type is narrower."""
+    if k.stride(-1) != 1 or v.stride(-1) != 1:
+        k, v = k.contiguous(), v.contiguous()
+    if interpreted:
+        k, v = (rounded(x, cache.k.dtype) for x in (k, v))
+    tokens, heads, size = k.shape
+    write_kernel[(triton.cdiv(tokens, WRITTEN), heads)](
+        (k, v), (cache.k, cache.v), slot_mapping, tokens, k.stride()[:2], v.stride()[:2], cache.k.stride()[:3],
+        HEAD_SIZE=size, BLOCK_D=max(16, triton.next_power_of_2(size)), PAGE=cache.k.shape[2], BLOCK_T=WRITTEN,
+        num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("num_tokens",))

@@ -71,7 +71,7 @@ def take_mark(block: JSONObject) -> float | None:
 def check_number(marks: Sequence[Mark]) -> None:
     """Raise a 400 APIError for more than there may be."""
     if len(marks) > MOST_MARKS:
-        found = f"cache_control: {len(marks)} are in this request; send up to {MOST_MARKS}, each keeps all before it"
+        found = f"cache_control: more than {MOST_MARKS} are in this request; send fewer, each keeps all before it"
         raise APIError(400, found, param="cache_control")
 
 

@@ -230,13 +230,13 @@ class _MessagesReader(Messages):
         for i, seconds in enumerate(marks):
             if seconds is not None:
                 begun = "\n".join(block["text"] for block in system[: i + 1])  # type: ignore[index]
-                self.marks.append(Mark(seconds, [{"role": "system", "content": begun}]))
+                self._mark(seconds, [{"role": "system", "content": begun}])
 
     def add(self, role: str, text: str) -> None:
         """A text of this role."""
         last = self.row[-1] if self.row else None
         if last is not None and last["role"] == role:
-            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+            _grow(last, "content", text)
         else:
             self.row.append({"role": role, "content": text})
 
@@ -274,9 +274,7 @@ class _MessagesReader(Messages):
                 _no_citations(block)
             case "thinking":
                 block.take("signature")  # nothing depends on who has written the thoughts
-                thoughts, said = block.text("thinking"), self.assistants()
-                before = said.get("reasoning_content")
-                said["reasoning_content"] = thoughts if before is None else f"{before}\n{thoughts}"
+                _grow(self.assistants(), "reasoning_content", block.text("thinking"))
             case "tool_use":
                 identity, name, given = block.text("id"), block.text("name"), block.take("input")
                 if not isinstance(given, Mapping):
@@ -289,7 +287,23 @@ class _MessagesReader(Messages):
                 self.result(identity, text, f"{block.where}.tool_use_id", "tool_use", "send its id")
         marks.append(take_mark(block))
         block.end()
-        self.marks += [Mark(seconds, self.beginning()) for seconds in marks if seconds is not None]
+        for seconds in marks:
+            if seconds is not None:
+                self._mark(seconds, self.beginning())
+
+    def _mark(self, seconds: float, messages: list[dict[str, Any]]) -> None:
+        """Each copies all before it: whoever sends thousands is told at the first too many."""
+        self.marks.append(Mark(seconds, messages))
+        check_number(self.marks)
+
+
+def _grow(said: dict[str, Any], name: str, text: str) -> None:
+    """Add a text to a message's, in a line of its own."""
+    grown, said[name] = said.get(name) or "", ""
+    if grown:
+        grown += "\n"
+    grown += text  # in place, as nobody else has it: of a row of many messages not all are copied with each
+    said[name] = grown
 
 
 def _texts(content: Any, where: str, marks: list[float | None]) -> str:

@@ -135,7 +135,6 @@ class ModelSuite(Conformance):
         absent = {"logits"} if not model.generates else set()
         absent |= {"classify"} if not model.pooler.num_labels else set()
         absent |= {"state_sizes"} if "stages" in cls.described().unsupported_features() else set()
-        absent |= {"encode"} if not any(spec.kind == "cross" for spec in model.kv_specs) else set()
         return [name for name in super().methods() if name not in absent]
 
     @classmethod
