@@ -20,6 +20,12 @@ MULTIPLIERS = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.5,
 }  # fmt: skip
 
+CHATGLM = {
+    "padded_vocab_size": 99, "num_layers": 2, "kv_channels": 8, "multi_query_attention": True,
+    "multi_query_group_num": 2, "ffn_hidden_size": 48, "seq_length": 64, "layernorm_epsilon": 1e-2, "rope_ratio": 0.01,
+    "add_qkv_bias": True,
+}  # fmt: skip
+
 DELTA = {
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 6, "linear_value_head_dim": 4,
 }  # fmt: skip
@@ -100,6 +106,10 @@ WITHOUT_ORACLE: dict[str, dict[str, Any]] = {
     "InternLM2ForRewardModel": {"bias": True},
     "InternLM3ForCausalLM": {"qkv_bias": True, "bias": True},
     "MiniCPMForCausalLM": {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 8},
+    "BaichuanForCausalLM": {"max_position_embeddings": None, "model_max_length": 64},
+    "BaiChuanForCausalLM": {},
+    "ChatGLMModel": CHATGLM,
+    "ChatGLMForConditionalGeneration": CHATGLM,
 }
 """The same of those that transformers has no class of: `test_llama_shaped.py` holds them against others that it has."""
 

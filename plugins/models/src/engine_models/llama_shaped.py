@@ -1,23 +1,26 @@
-"""InternLM2 (Shanghai AI Laboratory 2024), InternLM3 (2025), Seed-OSS (ByteDance 2025), MiniCPM (OpenBMB 2024).
+"""InternLM2 (Shanghai AI Laboratory 2024), InternLM3 (2025), Seed-OSS (ByteDance 2025), MiniCPM (OpenBMB 2024),
+Baichuan (2023).
 
 They compute what Llama does, from checkpoints with other names, biases and multipliers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.interfaces.model import ModelContext
 from engine.modeling import Embedding, GatedMLP, Module, RMSNorm
+from engine.types.errors import UnsupportedModelError
 from engine_kit.model_config import Config, flag, integer, number, read_rope
 from engine_kit.rotary import make_rotary
+from engine_models.alibi import bloom_slopes, on_this_rank
 from engine_models.decoder_card import DecoderCard, tied
 from engine_models.grouped_qkv import in_order
 from engine_models.layers import DecoderModel, PreNormLayer, ScaledEmbedding, self_attention
-from engine_models.llama_shaped_card import InternLM2, InternLM3, MiniCPM, SeedOss
+from engine_models.llama_shaped_card import Baichuan, InternLM2, InternLM3, MiniCPM, SeedOss
 
 
 class Biases(NamedTuple):
@@ -32,18 +35,17 @@ class LlamaShapedModel(DecoderModel):
     """Pre-norm layers under Llama's names; `scale` times what each block gives is added."""
 
     card: type[DecoderCard]
+    projections: tuple[str, str, str] | tuple[str] = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, context: ModelContext, scale: float = 1.0, embed: Embedding | None = None) -> None:
         model, config = context.description, self.card.filled(context.description.config)
         size, inner, eps = model.hidden_size, integer(config, "intermediate_size"), number(config, "rms_norm_eps", 1e-6)
         biases = self.biases(config)
-        rotary = make_rotary(context, read_rope(config, model.kv_specs[0].head_size))
+        more = {"parts": self.projections, "qkv_bias": biases.qkv, "o_bias": biases.out, **self.places(context, config)}
 
         def layer(context: ModelContext, index: int) -> Module:
             name = f"model.layers.{index}"
-            attention = self_attention(
-                context, index, rotary, f"{name}.self_attn", qkv_bias=biases.qkv, o_bias=biases.out
-            )
+            attention = self_attention(context, index, name=f"{name}.self_attn", **more)
             return PreNormLayer(
                 context,
                 RMSNorm(context, size, eps, f"{name}.input_layernorm"),
@@ -59,6 +61,11 @@ class LlamaShapedModel(DecoderModel):
     def biases(config: Config) -> Biases:
         """None."""
         return Biases()
+
+    @staticmethod
+    def places(context: ModelContext, config: Config) -> dict[str, Any]:
+        """How attention tells places apart: arguments of `self_attention`."""
+        return {"rotary": make_rotary(context, read_rope(config, context.description.kv_specs[0].head_size))}
 
 
 class InternLM3Model(LlamaShapedModel):
@@ -103,6 +110,42 @@ class MiniCPMModel(LlamaShapedModel):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size], times dim_model_base / hidden_size."""
         return self.context.ops.scale(super().logits(hidden), self._scale)
+
+
+class BaichuanModel(LlamaShapedModel):
+    """BaichuanForCausalLM, BaiChuanForCausalLM."""
+
+    card = Baichuan
+    projections = ("W_pack",)
+
+    @staticmethod
+    def places(context: ModelContext, config: Config) -> dict[str, Any]:
+        """Rotary positions (7B), or distances (13B)."""
+        if not config["alibi"]:
+            return LlamaShapedModel.places(context, config)
+        return {"rotary": None, "alibi_slopes": on_this_rank(context, bloom_slopes(context.description.num_q_heads))}
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """As `DecoderModel.load_weights`; Baichuan 2 divides each row of the head by its length.
+
+        Raises UnsupportedModelError where that head is stored in a quantised form.
+        """
+        normed = self.context.description.vocab_size == Baichuan.normed_vocabulary
+        super().load_weights(_with_normed_head(weights) if normed else weights)
+
+
+def _with_normed_head(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in weights:
+        if name == "lm_head.weight":
+            yield name, torch.nn.functional.normalize(tensor.double(), dim=-1)
+            continue
+        if name.startswith("lm_head."):
+            raise UnsupportedModelError(
+                f"load {name}",
+                "each row of this head is divided by its length, and the checkpoint stores it in a quantised form",
+                "use a checkpoint that stores this layer plain",
+            )
+        yield name, tensor
 
 
 class InternLM2Model(DecoderModel):
