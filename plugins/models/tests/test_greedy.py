@@ -42,10 +42,15 @@ def test_states_behind_drafts(architecture: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"swap_space": 1 << 24}], ids=str
-)
-@pytest.mark.parametrize("architecture", WITH_STATES)
-def test_states_on_several_workers(architecture: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """Over two ranks, in two stages; and preempted requests swapped out."""
+@pytest.mark.parametrize("settings", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+@pytest.mark.parametrize("architecture", ALL)
+def test_on_several_workers(architecture: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Over two ranks, and in two stages."""
     served(tmp_path, make(tmp_path, architecture, ALL[architecture]), **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", WITH_STATES)
+def test_states_that_are_swapped_out(architecture: str, tmp_path: Path) -> None:
+    """Preempted requests come back with theirs."""
+    served(tmp_path, make(tmp_path, architecture, ALL[architecture]), swap_space=1 << 24)

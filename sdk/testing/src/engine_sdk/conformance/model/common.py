@@ -130,10 +130,11 @@ class ModelSuite(Conformance):
 
     @classmethod
     def methods(cls) -> Sequence[str]:
-        """Without the heads that the description has not."""
+        """Without the heads, and the encoder, that the description has not."""
         model = cls.description()
         absent = {"logits"} if not model.generates else set()
         absent |= {"classify"} if not model.pooler.num_labels else set()
+        absent |= {"encode"} if model.encoder is None else set()
         absent |= {"state_sizes"} if "stages" in cls.described().unsupported_features() else set()
         return [name for name in super().methods() if name not in absent]
 
