@@ -311,7 +311,7 @@ def test_asynchronously(server: Server, client: openai.OpenAI) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "input.0.type"),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input", "encrypted_content"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "16"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
+        ({"max_output_tokens": -1}, "max_output_tokens", "greater than or equal to 0"),
         ({"stream_options": {"include_obfuscation": False}}, None, "stream_options"),
     ],
 )

@@ -204,7 +204,7 @@ def test_a_request_that_cannot_fit_loses_no_other(folder: Path) -> None:
 
 
 def test_bad_parameters(llm: LLM) -> None:
-    for params in (SamplingParams(max_tokens=0), SamplingParams(temperature=float("nan"))):
+    for params in (SamplingParams(max_tokens=-1), SamplingParams(temperature=float("nan"))):
         with pytest.raises(InvalidRequestError):
             llm.generate("a", params, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="id 272"):
