@@ -241,7 +241,7 @@ def _bring_code(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{"), ["config.json"]),
         pytest.param(lambda folder: (folder / "config.json").unlink(), ["config.json"], marks=pytest.mark.slow),
         (lambda folder: (folder / "tokenizer.json").write_text("[]"), ["tokenizer.json"]),
-        (_change_config(architectures=["NoSuchForCausalLM"]), ["NoSuchForCausalLM", "LlamaForCausalLM"]),
+        (_change_config(architectures=["NoSuchForCausalLM"]), ["NoSuch", "engine-transformers", "no decoder"]),
         (_change_config(hidden_size=48), ["weight"]),
         pytest.param(_change_config(num_hidden_layers=99), ["layers"], marks=pytest.mark.slow),
         pytest.param(_change_config(vocab_size=10), ["weight"], marks=pytest.mark.slow),

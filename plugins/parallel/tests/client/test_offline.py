@@ -101,7 +101,7 @@ def test_the_tokens_are_those_of_one_core(one: LLM, two: LLM) -> None:
     two.llm_engine.call("check_integrity")
     two.llm_engine.call("reset_prefix_cache")
     with pytest.raises(InvalidRequestError):
-        two.generate(["a", "b"], [SamplingParams(), SamplingParams(max_tokens=0)], use_tqdm=False)
+        two.generate(["a", "b"], [SamplingParams(), SamplingParams(max_tokens=-1)], use_tqdm=False)
 
     beams = BeamSearchParams(beam_width=3, max_tokens=6)
     ours, theirs = (llm.beam_search(PROMPTS[:3], beams) for llm in (two, one))
