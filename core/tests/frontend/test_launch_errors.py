@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 from engine.config.settings import EngineConfig
 from engine.config.sources import Key, gather, resolve
@@ -87,6 +89,19 @@ def test_a_hook_plugin_is_asked_for_by_its_options() -> None:
 # -- what to do ------------------------------------------------------------------------------------------------------
 NEEDED: dict[str, dict[str, Any]] = {"router": {"data_parallel_size": 2}, "kv_connector": {"swap_space": "64MiB"}}
 """With which settings a point is used."""
+MIXTURE = {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+}
+"""config.json of a model that has what the point `experts` is asked for."""
 NEVER_ASKED = "checkpoint"
 """Of a driver that is named for it nobody asks whether it fits."""
 
@@ -94,12 +109,16 @@ NEVER_ASKED = "checkpoint"
 @pytest.mark.parametrize(
     "point", [point for point in POINTS.values() if point.name != NEVER_ASKED], ids=lambda point: point.name
 )
-def test_the_remedy_for_an_unfit_driver_promises_what_is_done(point: Any) -> None:
+def test_the_remedy_for_an_unfit_driver_promises_what_is_done(point: Any, tmp_path: Path) -> None:
     here = Candidate(point.name, "rainy", point.majors[-1], "engine-moon", "1.2", "x:Rainy")
     registry = Registry.discover(extra=[here])
     rainy = {"unsupported": classmethod(lambda cls, need: ["it rains"]), "kinds": frozenset(point.kinds)}
     registry._cards[here] = type("Rainy", (import_object(point.interface),), rainy)
     settings = {"model": MODEL, **NEEDED.get(point.name, {})}
+    if point.name == "experts":
+        (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+        save_file({}, tmp_path / "model.safetensors")
+        settings |= {"model": str(tmp_path), "tokenizer": launch(EngineConfig(model=MODEL)).files.folder}
     with pytest.raises(UnfitDriverError) as caught:
         launch(EngineConfig(**settings, **{point.keyword: "rainy"}), registry)
     error = caught.value
