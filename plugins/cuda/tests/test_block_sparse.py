@@ -71,7 +71,7 @@ class Masked(Case):
                 one = slice(head // group, head // group + 1)
                 expected = dense(
                     self.q[here, head : head + 1].double().cpu().numpy(), self.k[row][:, one], self.v[row][:, one],
-                    self.distance[row], seen, self.layer.scale, self.extras,
+                    self.ahead[row], seen, self.layer.scale, self.extras,
                 )  # fmt: skip
                 near, near_lse = TOLERANCE[self.form.dtype], LSE_TOLERANCE[self.form.dtype]
                 np.testing.assert_allclose(out[here, head : head + 1], expected.out, rtol=near, atol=near)
