@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from redis_server import Process, command
-from test_in_engine import SETTINGS, divided, tokens
+from test_stores_in_engine import SETTINGS, divided, tokens
 
 from engine import LLM
 from engine.types.errors import ConfigError
