@@ -26,11 +26,12 @@ def test_every_candidate_has_a_verdict(program, moon):
     assert code == 0 and error is None
     verdicts = {name: row["verdict"] for name, row in rows.items()}
     assert verdicts == {
-        "lru": "chosen", "prefix": "fits", "cacheblend": "fits", "sound": "fits",
+        "lru": "chosen", "prefix": "fits", "cacheblend": "unfit", "sound": "fits",
         "unfit": "unfit", "broken": "broken", "stranger": "outdated",
     }  # fmt: skip
     assert rows["lru"]["reasons"] == ["auto, priority 0"]
     assert rows["sound"]["reasons"] == ["'lru' has priority 0"] and rows["sound"]["priority"] == -50
+    assert rows["cacheblend"]["reasons"] == ["it has to be asked for by name"]
     assert rows["unfit"]["reasons"] == ["the moon is not full"]
     assert "module_that_nobody_has" in rows["broken"]["reasons"][0] and rows["broken"]["distribution"] == "engine-moon"
     assert rows["stranger"]["reasons"] == ["it speaks v4, this core serves v0"]
