@@ -134,7 +134,7 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "dist_shout-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dist-shout\nVersion: 1.0\n")
-    entries = f"[engine.logits_processor.v0]\nshout = {__name__}:Shout\nwhisper = {__name__}:Whisper\n"
+    entries = f"[engine.logits_processor.v0]\nshout = {__name__}:Shout\nmutter = {__name__}:Whisper\n"
     (info / "entry_points.txt").write_text(entries)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -147,8 +147,8 @@ def test_a_strangers_processor_by_name(folder: Path, llm: LLM, strangers: None) 
         assert one(loud, "x", extra_args={"shout": 5}) == [5] * 12
         assert one(loud, "x", extra_args={"shout": 5}, bad_words_token_ids=[[5, 5]], max_tokens=4)[:2] != [5, 5]
         assert one(loud, PROMPTS[0]) == one(llm, PROMPTS[0])
-    with pytest.raises(ConfigError, match="'shout' and 'whisper'.*both take the request's argument 'shout'"):
-        LLM(**settings, logits_processors="shout,whisper")
+    with pytest.raises(ConfigError, match="'shout' and 'mutter'.*both take the request's argument 'shout'"):
+        LLM(**settings, logits_processors="shout,mutter")
     with pytest.raises(DriverNotFoundError, match="shouts"):
         LLM(**settings, logits_processors="shouts")
 

@@ -40,7 +40,7 @@ def divisible(path: str, data: Mapping[str, Any]) -> bool:
 
 def for_prefill(path: str, data: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The body for the server that computes the prompt; with more `params` of the transfer."""
-    kept = {name: value for name, value in data.items() if name not in _NOT_FOR_PREFILL} | ROUTES[path]
+    kept = {**{name: value for name, value in data.items() if name not in _NOT_FOR_PREFILL}, **ROUTES[path]}
     thinking = kept.get("thinking")
     if isinstance(thinking, dict) and thinking.get("budget_tokens") is not None:  # which has to be below max_tokens
         kept |= {"thinking": {**thinking, "budget_tokens": 1}, "max_tokens": 2}
