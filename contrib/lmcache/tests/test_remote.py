@@ -165,6 +165,14 @@ def test_a_store_that_is_none_is_refused_at_start(url: str) -> None:
         Client(LMCacheOptions(url=url, timeout=2.0), PAGE_BYTES)
 
 
+@pytest.mark.parametrize("kept_in", those("double"), indirect=True)
+@pytest.mark.usefixtures("kept_in")
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Client(LMCacheOptions(url="nowhere://ada:secret@127.0.0.1:1/0", timeout=2.0), PAGE_BYTES)
+    assert caught.value.asked.endswith("kv_connector.url=nowhere://127.0.0.1:1/0")
+
+
 def test_a_client_that_hangs_is_refused() -> None:
     with pytest.raises(ValidationError, match="write redis://"):
         LMCacheOptions(url="resp://127.0.0.1:6379")

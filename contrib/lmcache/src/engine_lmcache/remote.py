@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -95,7 +96,9 @@ class Client:
     """
 
     def __init__(self, options: LMCacheOptions, page_bytes: int) -> None:
-        asked = f"keep pages in LMCache's store kv_connector.url={options.url}"
+        there = urlsplit(options.url)
+        shown = there._replace(netloc=there.netloc.rpartition("@")[2]).geturl()  # without who asks, and the password
+        asked = f"keep pages in LMCache's store kv_connector.url={shown}"
         os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")  # or it writes dozens of lines of INFO at each start
         try:
             from engine_lmcache.library import Connection  # what it imports need not be installed
