@@ -16,9 +16,8 @@ from engine.interfaces.step import StepPart
 from engine.plugin import Card
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.interfaces.context import CoreContext, WorkerContext
+    from engine.interfaces.model import AdapterLayer
     from engine.interfaces.quantization import LayerShape
     from engine.types.errors import EngineError
     from engine.types.request import Adapter
@@ -78,31 +77,15 @@ class AdapterCore(Protocol):
         """Load nothing more. Idempotent."""
 
 
-class AdapterLayer(Protocol):
-    """What one linear layer of a worker is adapted by for single requests."""
-
-    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The layer's inputs x [T, I] and outputs y [T, O], both as this rank has them -> y with what is added.
-
-        Where a layer's inputs are divided over ranks, their outputs are summed behind this. It may write into y.
-        """
-
-
-class Adapters(Protocol):
-    """All adapters of one worker. Linear layers ask for theirs; models themselves know of none."""
-
-    def layer(self, shape: LayerShape) -> AdapterLayer | None:
-        """That of a layer; None where it is never adapted. Asked once, while the model is built."""
-
-
 class AdapterWorker(StepPart):
-    """The half in a worker, and its `Adapters`. As a part of steps it hears which adapter a slot has (`enter`), and
-    writes down before each step whose tokens are whose (`inputs`), for layers that may be captured."""
+    """The half in a worker, which is the `engine.interfaces.model.Adapters` of its model. As a part of steps it hears
+    which adapter a slot has (`enter`), and writes down before each step whose tokens are whose (`inputs`), for layers
+    that may be captured."""
 
     def __init__(self, context: WorkerContext) -> None: ...
 
     def layer(self, shape: LayerShape) -> AdapterLayer | None:
-        """See `Adapters`."""
+        """See there."""
         raise NotImplementedError
 
     def told(self, what: str, *args: Any) -> Any:

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from engine.interfaces.adapter import Adapters
     from engine.interfaces.communicator import Group
     from engine.interfaces.experts import Experts
     from engine.interfaces.ops import Ops
-    from engine.interfaces.quantization import Quantization
+    from engine.interfaces.quantization import LayerShape, Quantization
 
 NOT_CAPTURED = "its steps are not captured: its card says captured_by = frozenset()"
 """What is said of a model whose card says so."""
@@ -218,6 +217,23 @@ class StateSite(Protocol):
 
     def save(self, name: str, states: torch.Tensor) -> None:
         """Keep the states after the tokens `batch.write_at`, [m, *shape], of any dtype. Once a step for each state."""
+
+
+class AdapterLayer(Protocol):
+    """What one linear layer of a worker is adapted by for single requests."""
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The layer's inputs x [T, I] and outputs y [T, O], both as this rank has them -> y with what is added.
+
+        Where a layer's inputs are divided over ranks, their outputs are summed behind this. It may write into y.
+        """
+
+
+class Adapters(Protocol):
+    """All adapters of one worker. Linear layers ask for theirs; models themselves know of none."""
+
+    def layer(self, shape: LayerShape) -> AdapterLayer | None:
+        """That of a layer; None where it is never adapted. Asked once, while the model is built."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ KIND = "linear"
 
 
 class Layer:
-    """Implements `engine.interfaces.adapter.AdapterLayer`."""
+    """Implements `engine.interfaces.model.AdapterLayer`."""
 
     def __init__(self, worker: Worker, memory: Any) -> None:
         self._worker = worker

@@ -24,7 +24,7 @@ MOST = 4096
 """Adapters that may be named; of those that are not at work the files alone are there."""
 
 
-class Adapters:
+class ServedAdapters:
     """Those that requests may name. From the event loop's thread.
 
     Args:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 import engine
 from engine.embedding import AsyncLLM
 from engine_server import errors
-from engine_server.adapters import Adapters
+from engine_server.adapters import ServedAdapters
 from engine_server.bodies import MOST
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
@@ -28,7 +28,7 @@ def create_app(
     lifecycle: Lifecycle,
     keys: KeyRing,
     others: Others | None = None,
-    adapters: Adapters | None = None,
+    adapters: ServedAdapters | None = None,
 ) -> ASGIApp:
     """The app. It neither starts nor stops the engine; `engine_server.run` does.
 
@@ -43,7 +43,7 @@ def create_app(
         return Response(status_code=CLIENT_GONE)
 
     app.add_exception_handler(ClientGone, on_gone)
-    adapters = Adapters(llm, settings) if adapters is None else adapters
+    adapters = ServedAdapters(llm, settings) if adapters is None else adapters
     if others is None:
         kept = ResponseShelf(ResponseStore(settings.response_store_size, settings.response_store_time))
         app.state.server = ServerState(llm, adapters, lifecycle, settings, kept, Background(lifecycle))

@@ -68,14 +68,14 @@ class _OneProcess(Program):
     def __init__(
         self, llm: AsyncLLM, listener: socket.socket, settings: ServerConfig, keys: KeyRing, early: Sequence[int]
     ) -> None:
-        from engine_server.adapters import Adapters
+        from engine_server.adapters import ServedAdapters
         from engine_server.uvicorn_server import make_server
 
         super().__init__(settings, keys, early)
         self._llm = llm
         self._listener = listener
         self._lifecycle = Lifecycle()
-        self._adapters = Adapters(llm, settings)
+        self._adapters = ServedAdapters(llm, settings)
         self._server = make_server(llm, settings, self._lifecycle, keys, adapters=self._adapters)
         self._serving: asyncio.Future[None]
 

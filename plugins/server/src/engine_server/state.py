@@ -16,7 +16,7 @@ from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams
-from engine_server.adapters import Adapters
+from engine_server.adapters import ServedAdapters
 from engine_server.bodies import GeneratingBody, QueuedBody
 from engine_server.config import ServerConfig
 from engine_server.errors import APIError, invalid, try_again
@@ -63,7 +63,7 @@ class ServerState:
     """
 
     engine: AsyncLLM
-    adapters: Adapters
+    adapters: ServedAdapters
     lifecycle: Lifecycle
     settings: ServerConfig
     responses: ResponseShelf

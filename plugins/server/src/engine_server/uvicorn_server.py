@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from engine.embedding import AsyncLLM
 from engine_kit.logs import logs_json
-from engine_server.adapters import Adapters
+from engine_server.adapters import ServedAdapters
 from engine_server.app import create_app
 from engine_server.certificate import CertificateWatch
 from engine_server.config import ServerConfig
@@ -218,7 +218,7 @@ def make_server(
     lifecycle: Lifecycle,
     keys: KeyRing,
     others: Others | None = None,
-    adapters: Adapters | None = None,
+    adapters: ServedAdapters | None = None,
 ) -> Server:
     """The server around `engine_server.app.create_app`, whose arguments these are."""
     # Several processes share the connections that may be open; each takes its part.

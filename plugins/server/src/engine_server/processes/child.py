@@ -24,7 +24,7 @@ from engine.process.wire import Parent
 from engine.types.errors import rebuild_error
 from engine.types.messages import Beat, Shutdown
 from engine_kit.logs import log_as
-from engine_server.adapters import Adapters
+from engine_server.adapters import ServedAdapters
 from engine_server.config import ServerConfig
 from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain, loop_factory, spare_the_collector
 from engine_server.metrics.gathering import Gathered, Snapshot
@@ -86,7 +86,7 @@ class ApiServer:
             return await self._run(listener)
 
     async def _run(self, listener: socket.socket) -> int:
-        adapters = Adapters(self._llm, self._settings)
+        adapters = ServedAdapters(self._llm, self._settings)
         self._server = make_server(self._llm, self._settings, self._lifecycle, self._keys, self, adapters)
         serving = asyncio.ensure_future(self._listen(listener))
         telling = asyncio.ensure_future(self._tell_snapshots())
@@ -113,7 +113,7 @@ class ApiServer:
             await asyncio.to_thread(self._llm.shutdown)
             await asyncio.gather(starting, return_exceptions=True)
 
-    async def _begin(self, adapters: Adapters) -> None:
+    async def _begin(self, adapters: ServedAdapters) -> None:
         await self._llm.start()
         await adapters.begin()
 

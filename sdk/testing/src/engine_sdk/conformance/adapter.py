@@ -219,7 +219,7 @@ class AdapterConformance(Conformance):
         while not last.place:
             assert time.monotonic() < deadline, "others come and go, and it waits for ever"
             for adapter in adapters[:-1]:  # the next of each comes before the last one ends
-                request, stream = Request(adapter), streams[adapter.identity]
+                request, stream = AdaptedRequest(adapter), streams[adapter.identity]
                 if not served.core.begin(request, lambda: None):
                     stream.append(request)
                 if stream:
@@ -238,11 +238,11 @@ class AdapterConformance(Conformance):
         @given(moves)
         def holds(moves: Sequence[tuple[int, int]]) -> None:
             served = engine()
-            running: list[Request] = []
-            waiting: list[Request] = []
+            running: list[AdaptedRequest] = []
+            waiting: list[AdaptedRequest] = []
             for move, number in moves:
                 if move == 0:
-                    request = Request(adapters[number % len(adapters)])
+                    request = AdaptedRequest(adapters[number % len(adapters)])
                     (waiting if served.core.begin(request, lambda: None) else running).append(request)
                 elif move == 1 and running:
                     served.core.ended(running.pop(number % len(running)))
@@ -266,7 +266,7 @@ class AdapterConformance(Conformance):
 
         holds()
 
-    def _check_places(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
+    def _check_places(self, running: Sequence[AdaptedRequest], waiting: Sequence[AdaptedRequest]) -> None:
         of_place: dict[int, str] = {}
         for request in running:
             assert 1 <= request.place <= self.room, f"place {request.place} of {self.room}"
@@ -346,14 +346,14 @@ class AdapterConformance(Conformance):
         return f"32 tokens of two adapters, {len(SHAPES)} small layers: {seconds * 1e6:,.0f} us"
 
 
-class Request:
+class AdaptedRequest:
     """Implements `engine.interfaces.adapter.Adapted`."""
 
     _count = 0
 
     def __init__(self, adapter: Adapter | None) -> None:
-        Request._count += 1
-        self.request_id = str(Request._count)
+        AdaptedRequest._count += 1
+        self.request_id = str(AdaptedRequest._count)
         self.adapter = adapter
         self.place = 0
         self.slot = -1
@@ -426,32 +426,32 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------------------------------
     def begins(self, adapter: Adapter | None) -> bool:
         """Whether a request would have to wait; it ends at once."""
-        request = Request(adapter)
+        request = AdaptedRequest(adapter)
         waits = self.core.begin(request, lambda: None)
         if waits:
             self.core.forget(request)
         self.core.ended(request)
         return waits
 
-    def asked(self, adapter: Adapter) -> Request:
+    def asked(self, adapter: Adapter) -> AdaptedRequest:
         """A request that has come, and waits."""
-        request = Request(adapter)
+        request = AdaptedRequest(adapter)
         assert self.core.begin(request, lambda: None), "it goes through, and its adapter has no place"
         return request
 
-    def through(self) -> list[Request]:
+    def through(self) -> list[AdaptedRequest]:
         """Whoever waits no longer, without an error."""
-        found = [(cast(Request, request), error) for request, error in self.core.ready()]
+        found = [(cast(AdaptedRequest, request), error) for request, error in self.core.ready()]
         assert all(error is None for _, error in found), found
         return [request for request, _ in found]
 
-    def wait_for(self, request: Request) -> Request:
+    def wait_for(self, request: AdaptedRequest) -> AdaptedRequest:
         """Until it is through."""
         error = self.error_of(request)
         assert error is None, error
         return request
 
-    def error_of(self, request: Request) -> Any:
+    def error_of(self, request: AdaptedRequest) -> Any:
         """Until it waits no longer: its error, None where there is none."""
         deadline = time.monotonic() + SECONDS
         while request.request_id not in self._ready:
@@ -470,14 +470,14 @@ class Engine:
                 return None if error is None else rebuild_error(tuple(error))
             time.sleep(0.001)
 
-    def entered(self, adapter: Adapter | None, slot: int | None = None) -> Request:
+    def entered(self, adapter: Adapter | None, slot: int | None = None) -> AdaptedRequest:
         """A request that has waited as long as it had to, in a slot."""
-        request = Request(adapter)
+        request = AdaptedRequest(adapter)
         if self.core.begin(request, lambda: None):
             self.wait_for(request)
         return self.enter(request, slot)
 
-    def enter(self, request: Request, slot: int | None = None) -> Request:
+    def enter(self, request: AdaptedRequest, slot: int | None = None) -> AdaptedRequest:
         """It enters a slot: a new one, or that."""
         request.slot = self._slots if slot is None else slot
         self._slots += slot is None
@@ -490,13 +490,13 @@ class Engine:
             rank.half.enter(new)
         return request
 
-    def end(self, request: Request) -> None:
+    def end(self, request: AdaptedRequest) -> None:
         """It has ended."""
         self.core.ended(request)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def step(
-        self, rows: Sequence[tuple[Request, int]], tokens_per_row: int = 0, padding: int = 0
+        self, rows: Sequence[tuple[AdaptedRequest, int]], tokens_per_row: int = 0, padding: int = 0
     ) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
         """Of each rank inputs and outputs of a step with these rows, and so many tokens of padding behind them."""
         self._steps += 1
@@ -525,7 +525,7 @@ class Engine:
         rank.half.inputs(plan, len(x), 0)
         return rank.layers(x)
 
-    def check(self, rows: Sequence[tuple[Request, int]], tokens_per_row: int = 0, padding: int = 0) -> None:
+    def check(self, rows: Sequence[tuple[AdaptedRequest, int]], tokens_per_row: int = 0, padding: int = 0) -> None:
         """A step gives each token what its adapter's weights give."""
         of_ranks = self.step(rows, tokens_per_row, padding)
         found = whole([outputs for _, outputs in of_ranks], len(self.ranks))
