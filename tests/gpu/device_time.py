@@ -37,7 +37,7 @@ def busy_seconds(step: Callable[[], object], steps: int, title: str = "") -> flo
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-    cuda = torch.autograd.DeviceType.CUDA
+    cuda = torch._C._autograd.DeviceType.CUDA
     events = [(e.name, e.time_range.start, e.time_range.end) for e in profile.events() or () if e.device_type == cuda]
     busy = union((start, end) for _, start, end in events) / 1e6 / steps
     if title and (out := os.environ.get("OUT")):
