@@ -90,7 +90,7 @@ def stages(workers: int, paths: Sequence[str] = TESTS, thorough: bool = False) -
         *(bench(module) for module in ("bench_small_rows", "bench_fa3", "bench_moe") if there(module)),
     ]
     found = [
-        Stage("tests, and each benchmark once", warming, 130, ONE_THREAD, tests=True),
+        Stage("tests and benchmarks side by side", warming, 120, ONE_THREAD, tests=True),
         Stage("ceilings", [bench("ceilings")], 30),
         Stage(
             "Qwen3 0.6B", [bench("bench_engine", *SMALL, "--work", "decode1,decode256,prefill,nano")], 60, shares=True
