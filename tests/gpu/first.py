@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tests.gpu.environment import ROOT, prepare, variables
 from tests.gpu.page import Part, page
-from tests.gpu.parts import GRACE, PYTEST_GRACE, Budget, Outcome, run
+from tests.gpu.parts import GRACE, PYTEST_GRACE, Budget, Outcome, outlived, run
 from tests.gpu.rows import Ceilings, Row, told
 
 NO_GPU = "no GPU: torch.cuda.is_available() is False, so nothing can be measured here"
@@ -40,6 +40,8 @@ NEEDED = ("torch", "triton", "transformers", "pytest", "hypothesis")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
 RESERVED = 6.0
 """Seconds kept for ending what hangs and for the table."""
+MARK = "GPU_CHECK_STAGE"
+"""In the environment of all that a stage starts, however far from it."""
 SMALL = ("--model", "dummy:0.6B", "--title", "0.6B")
 LARGE = ("--model", "dummy:llama-8B", "--title", "8B")
 
@@ -144,9 +146,10 @@ class Check:
         commands = [[sys.executable, *command, *more] for command in stage.commands]
         stop = signal.SIGINT if stage.tests else signal.SIGTERM
         outcomes: dict[int, Outcome] = {}
+        mark = f"{os.getpid()}-{len(self.parts)}"
 
         def one(index: int) -> None:
-            environment = {**self.environment, **stage.environment}
+            environment = {**self.environment, **stage.environment, MARK: mark}
             if len(commands) > 1:
                 environment.pop("OUT", None)  # what is measured side by side is no figure
             outcomes[index] = run(commands[index], limit, environment, sys.stdout, stop, grace)
@@ -158,7 +161,10 @@ class Check:
             thread.join()
         for index, command in enumerate(commands):
             self._ended(stage, command, outcomes.get(index, Outcome()), alone=len(commands) == 1)
-        if any(outcome.status != 0 for outcome in outcomes.values()):
+        if left := outlived(f"{MARK}={mark}"):
+            self.parts.append(Part(f"{stage.name}: the end", 0, f"{len(left)} processes outlived it, and were killed"))
+            time.sleep(2)  # their contexts go
+        if left or any(outcome.status != 0 for outcome in outcomes.values()):
             self._probe()
         self.write()
 

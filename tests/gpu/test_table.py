@@ -22,7 +22,7 @@ from tests.gpu.device_time import union
 from tests.gpu.environment import ROOT, packages, prepare, variables
 from tests.gpu.first import ALONE, TESTS, Check, Stage, chosen, last_words, parser, stages, summary
 from tests.gpu.page import Part, cells, page
-from tests.gpu.parts import Budget, run
+from tests.gpu.parts import Budget, outlived, run
 from tests.gpu.roofline import decode_operations, least_seconds
 from tests.gpu.rows import MARK, Ceilings, Row, tell, told
 from tests.gpu.sheets import sheet_of, why_void
@@ -183,6 +183,15 @@ def test_figures_that_were_taken_side_by_side_do_not_count(tmp_path: Path) -> No
     check.stage(Stage("both", [["-c", tell_one], ["-c", failing]], 30))
     assert [row.result for row in check.rows] == ["failed: x"]
     assert [part.failed for part in check.parts] == [False, True]
+
+
+def test_a_process_that_outlives_its_stage_is_killed() -> None:
+    """Though it left the session: it may compute, and take the GPU from whoever is measured next."""
+    leaves = "import subprocess as s; s.Popen(['sleep', '60'], start_new_session=True, stdout=s.DEVNULL)"
+    check = Check(Budget(60), variables(None))
+    check.stage(Stage("leaving", [["-c", leaves]], 30))
+    assert "1 processes outlived it" in check.parts[1].trouble
+    assert not outlived("no such=entry")
 
 
 def test_tests_that_measure_the_gpu_have_it_alone() -> None:
