@@ -82,9 +82,10 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
     sort(a, sorted);
     const auto multiply = [&](const ExpertMatrices& by, std::size_t expert, const void* x, std::size_t rows, void* out) {
         const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
-        kernels.packed({by.layout, a.dtype, x, by.layout.inputs, rows, reinterpret_cast<const void*>(by.weights[expert]),
-                        of(by.scales), of(by.biases), out, scratch + at.packed},
-                       threads);
+        Packed now{by.layout, a.dtype, x, by.layout.inputs, rows, reinterpret_cast<const void*>(by.weights[expert]),
+                   of(by.scales), of(by.biases), out, scratch + at.packed};
+        now.order = reinterpret_cast<const std::int32_t*>(by.orders[expert]);
+        kernels.packed(now, threads);
     };
     const auto compute = [&](std::size_t expert, std::size_t begin, std::size_t rows) {
         const auto row_of = [&](std::size_t row) {
