@@ -26,7 +26,9 @@ class OfCase(QuantizationConformance):
 
 
 for name in dir(QuantizationConformance):
-    if name.startswith("test_") and not any(word in name for word in ("card", "claimed", "covered", "stored", "refused")):
+    if name.startswith("test_") and not any(
+        word in name for word in ("card", "claimed", "covered", "stored", "refused")
+    ):
         setattr(OfCase, name, None)
 
 
@@ -35,8 +37,14 @@ def _suites() -> dict[str, type]:
     for driver in ("stored", "stored-cpu"):
         for name, case in CASES.items():
             words = "".join(part.capitalize() for part in f"{driver} {name}".replace("-", " ").replace(".", "").split())
-            members = {"driver": driver, "case": case, "stored": case.stored, "uncovered": case.uncovered, "__test__": True}
-            found[f"Test{words}"] = type(f"Test{words}", (OfCase,), members)
+            members = {
+                "driver": driver,
+                "case": case,
+                "stored": case.stored,
+                "uncovered": case.uncovered,
+                "__test__": True,
+            }
+            found[f"Test{words}"] = type(f"Test{words}", (OfCase, QuantizationConformance), members)
     return found
 
 

@@ -180,8 +180,7 @@ def float8(
 
 
 def mxfp4(name: str, weight: np.ndarray) -> Written:
-    outputs, inputs = weight.shape
-    parts = weight.reshape(outputs, -1, 32).astype(np.float64)
+    parts = weight.reshape(len(weight), -1, 32).astype(np.float64)
     exponents = np.floor(np.log2(np.abs(parts).max(2))) - 2
     steps = np.exp2(exponents)[..., None]
     codes = np.abs((parts / steps)[..., None] - E2M1.astype(np.float64)).argmin(-1)
@@ -286,7 +285,8 @@ CASES: dict[str, Case] = {
         packed(4, 64, True), LEFT_OUT, ("linear", "expert", "head"),
     ),
     "w4a16 asymmetric": Case(
-        _compressed("pack-quantized", _numbers(4, "int", "group", group_size=32, symmetric=False)), packed(4, 32, False),
+        _compressed("pack-quantized", _numbers(4, "int", "group", group_size=32, symmetric=False)),
+        packed(4, 32, False),
         LEFT_OUT[:1],
     ),
     "w4a16 ordered": Case(

@@ -41,7 +41,8 @@ class Packed:
         layout: format and sizes.
         outputs: O.
         weight: uint8.
-        scales: float32 [O, padded], of int8; [16], what stored codes of 4 bits stand for, where it is a table; else None.
+        scales: float32 [O, padded], of int8; [16], what stored codes of 4 bits stand for where that is a table; else
+            None.
         bias: float32 [O, padded] or None.
         order: int32 [I], of stored codes: which input of a row comes where; None: as they stand.
     """

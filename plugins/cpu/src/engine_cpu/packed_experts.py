@@ -44,7 +44,7 @@ def joined(experts: Sequence[tuple[Packed, Packed]]) -> PackedExperts:
         [
             [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
             for side in zip(*experts, strict=True)
-            for tensors in zip(*((packed.weight, packed.scales, packed.bias, packed.order) for packed in side), strict=True)
+            for tensors in zip(*((one.weight, one.scales, one.bias, one.order) for one in side), strict=True)
         ],
         dtype=torch.int64,
     )

@@ -102,7 +102,8 @@ class Awq(Method):
         ]
 
     def form(self, layer: str, kind: str) -> Form | None:
-        if kind == "head" or any(key in layer for key in self.modules_to_not_convert or ()):
+        # AutoAWQ looks for the words anywhere in a name, transformers for whole parts: "mlp.gate" is no gate_proj.
+        if kind == "head" or any(f".{key}." in f".{layer}." for key in self.modules_to_not_convert or ()):
             return None
         return Form("awq", 4, max(0, self.group_size), symmetric=False)
 
@@ -363,7 +364,7 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
 def method_of(stored: Mapping[str, Any]) -> Method:
     """What a `quantization_config` says. Raises CheckpointError where it is none of these methods', or malformed."""
     name = stored.get("quant_method")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise CheckpointError(
             "read quantization_config of config.json",
             f"its quant_method is {name!r}, which is none of {', '.join(METHODS)}",

@@ -83,8 +83,8 @@ class NativeBody(ReadsStored):
 def _in_order(layer: LayerShape, codes: Codes) -> tuple[Codes, torch.Tensor | None]:
     """Inputs that are put group by group, and which input of a row comes where; None: as they stand.
 
-    Where a rank has parts of groups, these are cut into pieces of `PART` inputs: the last one of a group is filled up with
-    its last input, by weights of 0.
+    Where a rank has parts of groups, these are cut into pieces of `PART` inputs: the last one of a group is filled up
+    with its last input, by weights of 0.
     """
     if codes.group_of is None:
         return codes, None

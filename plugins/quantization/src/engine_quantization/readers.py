@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -106,7 +106,7 @@ def _of_groups(
     layer: LayerShape, key: str, form: Form, *, outputs: int = 1, turned: bool = False,
     dtypes: frozenset[str] = FLOATS,
 ) -> list[StoredTensor]:  # fmt: skip
-    """Tensors with an element for each group of inputs. Groups that do not follow one another are whole on each rank."""
+    """Tensors with an element for each group of inputs. Groups in another order are whole on each rank."""
     if form.group and not form.ordered:
         return layer.stored(key, outputs=outputs, inputs=form.group, turned=turned, dtypes=dtypes)
     groups = -(-layer.inputs.total // form.group) if form.group else 1
@@ -240,8 +240,8 @@ def _by_strategy(layer: LayerShape, key: str, form: Form, dtypes: frozenset[str]
 
 
 def _packed_tensors(layer: LayerShape, form: Form) -> list[StoredTensor]:
-    """weight_packed int32 [O, I * bits / 32], weight_scale [O, groups], weight_zero_point int32 [O * bits / 32, groups],
-    weight_g_idx int32 [I], and weight_shape, of two numbers."""
+    """weight_packed int32 [O, I * bits / 32], weight_scale [O, groups], weight_zero_point int32 [O * bits / 32,
+    groups], weight_g_idx int32 [I], and weight_shape, of two numbers."""
     each = 32 // form.bits
     zeros = [] if form.symmetric else _of_groups(layer, "weight_zero_point", form, outputs=each, dtypes=INT32)
     return [
@@ -286,7 +286,7 @@ def _unsigned(codes: torch.Tensor) -> torch.Tensor:
 
 # -- 8-bit floats ------------------------------------------------------------------------------------------------------
 def _float8_tensors(layer: LayerShape, form: Form) -> list[StoredTensor]:
-    """weight float8_e4m3fn [O, I], its scales, and the scale of activations where it is fixed: it is not needed here."""
+    """weight float8_e4m3fn [O, I], its scales, and the scale of activations where that is fixed: it is not needed."""
     static = _whole(layer, form.static, (1,), FLOATS) if form.static else []
     weight = layer.stored("weight", dtypes=frozenset({"float8_e4m3fn"}))
     return [*weight, *_by_strategy(layer, form.scale, form), *static]
@@ -388,7 +388,7 @@ def _bnb4_codes(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tenso
     return Codes(torch.cat(codes), 4, torch.cat(scales), None, values, form.group)
 
 
-def _state(layer: LayerShape, stored: torch.Tensor) -> dict[str, object]:
+def _state(layer: LayerShape, stored: torch.Tensor) -> dict[str, Any]:
     try:
         found = json.loads(bytes(stored.cpu().tolist()))
         assert isinstance(found, dict)
