@@ -209,7 +209,7 @@ def check_few_rows(cases: list[compiled.Case]) -> None:
     instruction that there is."""
     for case, use in zip(cases, compiled.compile_all(cases), strict=True):
         what = (case.constexprs, use.registers, use.spilled)
-        assert use.spilled == 0 and use.registers <= 144, what
+        assert use.spilled == 0 and use.registers <= 168, what
         assert len(re.findall(r"ld\.global\S*\.v4\.\S*32", use.assembly)) >= 4, what
         assert "cvt.rn.f16x2.e4m3x2" in use.assembly, what
 
