@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from engine_cuda.ops_triton_gemv.body import PackedWeight, few_rows
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
 from engine_cuda.ops_triton_gemv.tiles import Tiles, tiles_of
 from tests.gpu.bench_linear import MODELS, Sizes, captured
-from tests.gpu.ceilings import best_seconds
+from tests.gpu.ceilings import median_seconds
 from tests.gpu.rows import Row, tell
 
 EPS = 1e-6
@@ -158,12 +159,25 @@ def draw(form: Fused, rows: int, copies: int, device: str) -> list[Given]:
     return [Given(x, residual, random(form.inputs), PackedWeight(weight, None)) for weight in weights]
 
 
-def timed(launches: Callable[[], object]) -> float:
+def timed(launches: Callable[[], Any]) -> float:
     """Seconds of all of them as one graph; without a GPU they are called once, and take none."""
     if not torch.cuda.is_available():
         launches()
         return 0.0
-    return best_seconds(captured(launches))
+    return median_seconds(captured(launches))
+
+
+def each_of(compute: Callable[[Given], torch.Tensor], given: Sequence[Given]) -> None:
+    """One launch after the other."""
+    for one in given:
+        compute(one)
+
+
+def told_of(what: str, fault: Exception, device: str) -> str:
+    """For a row. Raises what the GPU says where it answers no more."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return f"{what}: {type(fault).__name__}: {fault}"[:200]
 
 
 TOLERANCE = 0.02
@@ -176,15 +190,15 @@ def ways(form: Fused, rows: int) -> dict[str, Callable[[Given], torch.Tensor]]:
         "cuBLAS": lambda given: by_torch(given.x, given.packed),
         "gemv": lambda given: few_rows(given.x, given.packed),
         "composed": lambda given: composed(form, given, by_torch),
-        "fused": lambda given: fused(form, given, dependent=False),
-        "fused, dependent": lambda given: fused(form, given, dependent=True),
+        "fused": partial(fused, form, dependent=False),
+        "fused, dependent": partial(fused, form, dependent=True),
     }
     if rows in MAIN_ROWS:
         for tiles in next(tiles for most, tiles in VARIANTS if form.inputs <= most):
             if tiles != tiles_of(form.outputs, form.inputs, rows):
                 name = f"{tiles.outputs}x{tiles.warps}" + f" of {tiles.programs}" * bool(tiles.programs)
-                found[name] = lambda given, tiles=tiles: fused(form, given, False, tiles)
-                found[f"{name}, dependent"] = lambda given, tiles=tiles: fused(form, given, True, tiles)
+                found[name] = partial(fused, form, dependent=False, tiles=tiles)
+                found[f"{name}, dependent"] = partial(fused, form, dependent=True, tiles=tiles)
     return found
 
 
@@ -202,11 +216,9 @@ def layer_row(title: str, name: str, form: Fused, rows: int, asked: argparse.Nam
                 error = error_of(compute(given[0]), wanted[way not in ("cuBLAS", "gemv")])
             if error > TOLERANCE:
                 raise ArithmeticError(f"wrong by {error:.3g} of the largest result")
-            seconds = timed(lambda compute=compute: [compute(each) for each in given]) / copies
+            seconds = timed(partial(each_of, compute, given)) / copies
         except Exception as fault:  # one way's fault is not the others'
-            failed.append(f"{way}: {type(fault).__name__}: {fault}"[:200])
-            if asked.device == "cuda":
-                torch.cuda.synchronize()  # raises where the GPU answers no more
+            failed.append(told_of(way, fault, asked.device))
             continue
         told.append(f"{way} {seconds * 1e6:.1f}")
         best = min(best, seconds) if seconds else best
@@ -264,34 +276,23 @@ def chain_row(title: str, sizes: Sizes, rows: int, asked: argparse.Namespace) ->
 
     stack = [layer() for _ in range(sizes.layers)]
     x = torch.randn(rows, sizes.hidden, device=asked.device, dtype=dtype_on(asked.device))
-    chains: dict[str, Callable[[], torch.Tensor]] = {
-        "cuBLAS": lambda: chain_of_operations(stack, x, by_torch),
-        "gemv": lambda: chain_of_operations(stack, x, few_rows),
-        "fused": lambda: chain_of_launches(stack, x, False),
-        "fused, dependent": lambda: chain_of_launches(stack, x, True),
+    chains: dict[str, Callable[[Sequence[Layer]], torch.Tensor]] = {
+        "cuBLAS": lambda stack: chain_of_operations(stack, x, by_torch),
+        "gemv": lambda stack: chain_of_operations(stack, x, few_rows),
+        "fused": lambda stack: chain_of_launches(stack, x, dependent=False),
+        "fused, dependent": lambda stack: chain_of_launches(stack, x, dependent=True),
     }
-    # Of one layer's results: over all of them, roundings grow.
-    short = stack[:1]
-    wanted = chain_of_operations(short, x, by_torch).double()
+    wanted = chains["cuBLAS"](stack[:1]).double()
     told, best, failed = [], float("inf"), []
     for name, chain in chains.items():
         try:
-            if name != "cuBLAS":
-                with poisoned():
-                    alone = few_rows if name == "gemv" else None
-                    found = (
-                        chain_of_operations(short, x, alone)
-                        if alone
-                        else chain_of_launches(short, x, name.endswith("dependent"))
-                    )
-                error = error_of(found, wanted)
-                if error > TOLERANCE or not torch.isfinite(chain()).all():
-                    raise ArithmeticError(f"wrong by {error:.3g} of the largest result")
-            seconds = timed(chain) / len(stack)
+            with poisoned():
+                error = error_of(chain(stack[:1]), wanted)  # over more layers roundings grow
+            if error > TOLERANCE or not torch.isfinite(chain(stack)).all():
+                raise ArithmeticError(f"wrong by {error:.3g} of the largest result")
+            seconds = timed(partial(chain, stack)) / len(stack)
         except Exception as fault:
-            failed.append(f"{name}: {type(fault).__name__}: {fault}"[:200])
-            if asked.device == "cuda":
-                torch.cuda.synchronize()
+            failed.append(told_of(name, fault, asked.device))
             continue
         told.append(f"{name} {seconds * 1e6:.1f}")
         best = min(best, seconds) if seconds else best
@@ -314,18 +315,11 @@ def work(asked: argparse.Namespace) -> list[tuple[str, Callable[[], None]]]:
     found: list[tuple[str, Callable[[], None]]] = []
     for rows in MAIN_ROWS:
         for title, sizes in chosen.items():
-            found.append(
-                (f"a layer of {title}, {rows}", lambda t=title, s=sizes, r=rows: chain_row(t, s, r, asked))  # type: ignore[misc]
-            )
+            found.append((f"a layer of {title}, {rows}", partial(chain_row, title, sizes, rows, asked)))
     for rows in ROWS:
         for title, sizes in chosen.items():
             for name, form in layers(sizes).items():
-                found.append(
-                    (
-                        f"{title}, {name}, {rows}",
-                        lambda t=title, n=name, f=form, r=rows: layer_row(t, n, f, r, asked),  # type: ignore[misc]
-                    )
-                )
+                found.append((f"{title}, {name}, {rows}", partial(layer_row, title, name, form, rows, asked)))
     return found
 
 
@@ -348,15 +342,14 @@ def compile_share(asked: argparse.Namespace) -> None:
             run(*args, grid=grid, warmup=True, **kwargs)
 
     few_rows_kernel.run = compile_only
-    chosen = {title: layers(MODELS[title]) for title in asked.models.split(",")}
-    for names in (("cuBLAS", "composed"), ()):
+    alone, every = ("gemv", "fused", "fused, dependent"), [layers(MODELS[title]) for title in asked.models.split(",")]
+    for first in (True, False):  # what whole layers launch comes first
         for rows in ROWS:
-            for forms in chosen.values():
-                for form in forms.values():
-                    for way, compute in ways(form, rows).items():
-                        first = way in ("gemv", "fused", "fused, dependent")
-                        if way not in ("cuBLAS", "composed") and first == bool(names):
-                            compute(draw(form, rows, 1, "meta")[0])
+            for form in (form for forms in every for form in forms.values()):
+                given = draw(form, rows, 1, "meta")[0]
+                for way, compute in ways(form, rows).items():
+                    if way not in ("cuBLAS", "composed") and (way in alone) == first:
+                        compute(given)
 
 
 def main() -> None:

@@ -49,7 +49,9 @@ def few_rows_kernel(
         fourth = _inputs(x + 3 * x_stride, factors, eps, INPUTS, WIDTH, PIECES)
     rows = (first, second, third, fourth)
     if ONCE:
-        _results(tl.program_id(0), pieces, rows, bias, residual, residual_stride, out, outputs, ROWS, OUTPUTS, PIECES, GATED)
+        _results(
+            tl.program_id(0), pieces, rows, bias, residual, residual_stride, out, outputs, ROWS, OUTPUTS, PIECES, GATED
+        )
     else:
         for block in range(tl.program_id(0), tl.cdiv(outputs, OUTPUTS), tl.num_programs(0)):
             now = pieces
@@ -105,7 +107,8 @@ def _block(
         within = mask
         if (piece + 1) * WIDTH > INPUTS:
             within = mask & (piece * WIDTH + offs_n < INPUTS)[None]
-        pieces = pieces + (tl.load(ptrs + piece * WIDTH, mask=within, other=0.0, eviction_policy="evict_first"),)
+        part = tl.load(ptrs + piece * WIDTH, mask=within, other=0.0, eviction_policy="evict_first")
+        pieces += (part,)  # type: ignore[assignment]
     return pieces
 
 
@@ -115,7 +118,8 @@ def _row(x, INPUTS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr):
     offs_n = tl.arange(0, WIDTH)
     pieces = ()
     for piece in tl.static_range(PIECES):
-        pieces = pieces + (tl.load(x + piece * WIDTH + offs_n, mask=piece * WIDTH + offs_n < INPUTS, other=0.0),)
+        part = tl.load(x + piece * WIDTH + offs_n, mask=piece * WIDTH + offs_n < INPUTS, other=0.0)
+        pieces += (part,)  # type: ignore[assignment]
     return pieces
 
 
@@ -132,7 +136,8 @@ def _inputs(x, factors, eps, INPUTS: tl.constexpr, WIDTH: tl.constexpr, PIECES: 
         for piece in tl.static_range(PIECES):
             # Rounded before the weight is applied, as the reference does.
             rounded = (pieces[piece].to(tl.float32) * scale).to(x.dtype.element_ty).to(tl.float32)
-            normed = normed + ((rounded * factors[piece].to(tl.float32)).to(x.dtype.element_ty),)
+            part = (rounded * factors[piece].to(tl.float32)).to(x.dtype.element_ty)
+            normed += (part,)  # type: ignore[assignment]
         pieces = normed
     return pieces
 

@@ -10,6 +10,8 @@ MOST_ROWS = 4
 """Rows that the kernel takes; more go to torch's product, whose tensor cores then have something to do."""
 MOST_INPUTS = 16384
 """Inputs that the kernel takes: a row of them stays in registers."""
+MOST_NORMED = 8192
+"""Inputs that it takes where they are normed first, each row's before any is multiplied."""
 VECTOR = 8
 """Elements that a thread reads at once: 16 bytes of 2 each."""
 
