@@ -4,7 +4,7 @@ activations and sums around them, launched one after the other and as dependents
 python -m tests.gpu.bench_small_rows
 
 First whole layers without their attention, as many as the model has, as one graph; then each matrix alone, with every
-division of it that may be the best. Each runs on one copy of its weights after the other, so many that none is in the
+cut of it that may be the best. Each runs on one copy of its weights after the other, so many that none is in the
 cache when its turn comes. Results are held against float64 before they are timed, in memory that was filled with NaN.
 Kernels are compiled by other processes meanwhile; a failure is told in its row, and where it leaves a GPU that answers
 no more, a fresh process goes on with what follows.
@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from engine_cuda.ops_triton.activations import Activations
 from engine_cuda.ops_triton.norms import Norms
 from engine_cuda.ops_triton_gemv.body import PackedWeight, few_rows
+from engine_cuda.ops_triton_gemv.cuts import Cut, cut_of
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
-from engine_cuda.ops_triton_gemv.tiles import Tiles, tiles_of
 from tests.gpu.bench_linear import MODELS, Sizes, captured
 from tests.gpu.ceilings import median_seconds
 from tests.gpu.rows import Row, tell
@@ -37,14 +37,14 @@ from tests.gpu.rows import Row, tell
 EPS = 1e-6
 COLD_BYTES = 256 << 20
 """Of a matrix's copies together: several times a cache."""
-VARIANTS: tuple[tuple[int, tuple[Tiles, ...]], ...] = (
-    (1024, (Tiles(4, 1), Tiles(4, 2), Tiles(8, 2), Tiles(4, 4), Tiles(8, 4), Tiles(16, 4))),
-    (2048, (Tiles(2, 2), Tiles(2, 4), Tiles(4, 4), Tiles(4, 8), Tiles(8, 8))),
-    (3072, (Tiles(2, 2), Tiles(2, 4), Tiles(4, 4), Tiles(2, 8), Tiles(4, 8))),
-    (4096, (Tiles(2, 4), Tiles(4, 4), Tiles(4, 8), Tiles(8, 8), Tiles(4, 8, 264), Tiles(4, 8, 528), Tiles(8, 16, 132))),
-    (16384, (Tiles(1, 8), Tiles(2, 8), Tiles(1, 16), Tiles(2, 16), Tiles(2, 8, 264), Tiles(1, 8, 528))),
+VARIANTS: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = (
+    (1024, ((4, 1), (4, 2), (8, 2), (4, 4), (8, 4), (16, 4))),
+    (2048, ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8))),
+    (3072, ((2, 2), (2, 4), (4, 4), (2, 8), (4, 8))),
+    (4096, ((2, 4), (4, 4), (4, 8), (8, 8), (4, 8, 264), (4, 8, 528), (8, 16, 132))),
+    (16384, ((1, 8), (2, 8), (1, 16), (2, 16), (2, 8, 264), (1, 8, 528))),
 )
-"""By inputs, those that are timed beside the table's own."""
+"""By inputs, the divisions that are timed beside the table's own."""
 ROWS, MAIN_ROWS = (1, 4, 2), (1, 4)
 """Numbers of rows, in this order; variants are timed with those of MAIN_ROWS."""
 COMPILERS = 12
@@ -95,7 +95,7 @@ def composed(form: Fused, given: Given, product: Callable[[torch.Tensor, PackedW
     return torch.add(given.residual, y) if form.residual else y
 
 
-def fused(form: Fused, given: Given, dependent: bool, tiles: Tiles | None = None) -> torch.Tensor:
+def fused(form: Fused, given: Given, dependent: bool, cut: Cut | None = None) -> torch.Tensor:
     """The one launch."""
     return few_rows(
         given.x,
@@ -105,7 +105,7 @@ def fused(form: Fused, given: Given, dependent: bool, tiles: Tiles | None = None
         residual=given.residual if form.residual else None,
         gated=form.gated,
         dependent=dependent,
-        tiles=tiles,
+        cut=cut,
     )
 
 
@@ -194,11 +194,11 @@ def ways(form: Fused, rows: int) -> dict[str, Callable[[Given], torch.Tensor]]:
         "fused, dependent": partial(fused, form, dependent=True),
     }
     if rows in MAIN_ROWS:
-        for tiles in next(tiles for most, tiles in VARIANTS if form.inputs <= most):
-            if tiles != tiles_of(form.outputs, form.inputs, rows):
-                name = f"{tiles.outputs}x{tiles.warps}" + f" of {tiles.programs}" * bool(tiles.programs)
-                found[name] = partial(fused, form, dependent=False, tiles=tiles)
-                found[f"{name}, dependent"] = partial(fused, form, dependent=True, tiles=tiles)
+        for cut in (Cut(*each) for each in next(each for most, each in VARIANTS if form.inputs <= most)):
+            if cut != cut_of(form.outputs, form.inputs, rows):
+                name = f"{cut.outputs}x{cut.warps}" + f" of {cut.programs}" * bool(cut.programs)
+                found[name] = partial(fused, form, dependent=False, cut=cut)
+                found[f"{name}, dependent"] = partial(fused, form, dependent=True, cut=cut)
     return found
 
 

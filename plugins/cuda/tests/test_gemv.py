@@ -23,7 +23,7 @@ from engine_cuda.interpreter import interpreted
 from engine_cuda.ops_triton_gemv import kernel
 from engine_cuda.ops_triton_gemv.body import TritonGemvBody, few_rows
 from engine_cuda.ops_triton_gemv.card import TritonGemv
-from engine_cuda.ops_triton_gemv.tiles import MOST_NORMED, MOST_ROWS, VECTOR, Tiles, tiles_of
+from engine_cuda.ops_triton_gemv.cuts import MOST_NORMED, MOST_ROWS, VECTOR, Cut, cut_of
 from engine_sdk.conformance import OpsConformance
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -89,9 +89,9 @@ def _is_ours(selection: Selection[OpsCard]) -> bool:
     return selection.candidate.name == "triton_gemv"
 
 
-@pytest.mark.parametrize("tiles", [Tiles(4, 1), Tiles(2, 2, programs=3)])
+@pytest.mark.parametrize("cut", [Cut(4, 1), Cut(2, 2, programs=3)])
 @pytest.mark.parametrize("rows", [1, MOST_ROWS])
-def test_what_is_around_the_product(rows: int, tiles: Tiles) -> None:
+def test_what_is_around_the_product(rows: int, cut: Cut) -> None:
     """The norm before, the activation or the sum behind; rows that lie apart; memory that was full of NaN. Outputs and
     inputs fill no block; programs take one block each, or several."""
     random, eps = torch.Generator().manual_seed(0), 1e-5
@@ -108,9 +108,9 @@ def test_what_is_around_the_product(rows: int, tiles: Tiles) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills memory that is taken with NaN
     try:
         found = {
-            "norm": few_rows(x, packed, norm=norm, eps=eps, tiles=tiles),
-            "gated": few_rows(x, packed, norm=norm, eps=eps, gated=True, tiles=tiles),
-            "residual": few_rows(x, packed, residual=residual, tiles=tiles),
+            "norm": few_rows(x, packed, norm=norm, eps=eps, cut=cut),
+            "gated": few_rows(x, packed, norm=norm, eps=eps, gated=True, cut=cut),
+            "residual": few_rows(x, packed, residual=residual, cut=cut),
         }
     finally:
         torch.use_deterministic_algorithms(False)
@@ -155,10 +155,10 @@ def test_all_of_a_gpu_reads(outputs: int, inputs: int) -> None:
     """There are two programs at least for each of an H100's 132 multiprocessors, and at most 128 bytes of the matrix
     for each thread at once, 32 registers: twice that with what comes next."""
     for rows in range(1, MOST_ROWS + 1):
-        tiles = tiles_of(outputs, inputs, rows)
-        assert tiles.grid(outputs)[0] >= 256
-        pieces = -(-inputs // tiles.width(inputs))
-        assert tiles.outputs * pieces * VECTOR * 2 <= 256
+        cut = cut_of(outputs, inputs, rows)
+        assert cut.grid(outputs)[0] >= 256
+        pieces = -(-inputs // cut.width(inputs))
+        assert cut.outputs * pieces * VECTOR * 2 <= 256
 
 
 def _cases(target: str, rows: tuple[int, ...], shapes: list[tuple[int, int]]) -> list[Case]:
@@ -168,7 +168,7 @@ def _cases(target: str, rows: tuple[int, ...], shapes: list[tuple[int, int]]) ->
     cases = []
     for outputs, inputs in shapes:
         for count in rows:
-            tiles = tiles_of(outputs, inputs, count)
+            cut = cut_of(outputs, inputs, count)
             for norm, residual, gated in ((None, None, False), (pointer, None, True), (None, pointer, False)):
                 if norm and inputs > MOST_NORMED:
                     continue
@@ -178,11 +178,11 @@ def _cases(target: str, rows: tuple[int, ...], shapes: list[tuple[int, int]]) ->
                         kernel.few_rows_kernel,
                         {"x": pointer, "weight": pointer, "out": pointer, "x_stride": "i32", "residual_stride": "i32",
                          "outputs": "i32", "eps": "fp32", **{name: kind for name, kind in given.items() if kind}},
-                        {"ROWS": count, "INPUTS": inputs, "OUTPUTS": tiles.outputs, "WIDTH": tiles.width(inputs),
-                         "GATED": gated, "ONCE": tiles.grid(outputs)[1], "DEPENDENT": target == "sm_90",
+                        {"ROWS": count, "INPUTS": inputs, "OUTPUTS": cut.outputs, "WIDTH": cut.width(inputs),
+                         "GATED": gated, "ONCE": cut.grid(outputs)[1], "DEPENDENT": target == "sm_90",
                          **{name: None for name, kind in given.items() if not kind}},
                         target,
-                        num_warps=tiles.warps,
+                        num_warps=cut.warps,
                         multiples_of_16=["x_stride", "residual_stride", "outputs"],
                     )
                 )  # fmt: skip

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_ROWS, Cut, cut_of
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
-from engine_cuda.ops_triton_gemv.tiles import MOST_INPUTS, MOST_ROWS, Tiles, tiles_of
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -48,7 +48,7 @@ def few_rows(
     residual: torch.Tensor | None = None,
     gated: bool = False,
     dependent: bool = False,
-    tiles: Tiles | None = None,
+    cut: Cut | None = None,
 ) -> torch.Tensor:
     """x [R, I] by the matrix, R at most MOST_ROWS, in one launch.
 
@@ -57,19 +57,19 @@ def few_rows(
         residual: [R, O], added to the results; not together with `gated`.
         gated: silu of the first half of the results times the second is given: [R, O / 2].
         dependent: the launch may begin before the one before it ended (programmatic dependent launch, sm_90 and later).
-        tiles: in place of the table's.
+        cut: in place of the table's.
     """
     weight, bias = packed
     rows, (outputs, inputs) = x.shape[0], weight.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     if residual is not None and residual.stride(1) != 1:
         residual = residual.contiguous()
-    tiles = tiles or tiles_of(outputs, inputs, rows)
+    cut = cut or cut_of(outputs, inputs, rows)
     out = x.new_empty(rows, outputs // 2 if gated else outputs)
-    grid, once = tiles.grid(outputs)
+    grid, once = cut.grid(outputs)
     few_rows_kernel[(grid,)](
         x, norm, weight, bias, residual, out, x.stride(0), 0 if residual is None else residual.stride(0), outputs, eps,
-        rows, inputs, tiles.outputs, tiles.width(inputs), gated, once, dependent, num_warps=tiles.warps,
+        rows, inputs, cut.outputs, cut.width(inputs), gated, once, dependent, num_warps=cut.warps,
         **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return out
