@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from engine_cuda.ops_triton.activations import Activations
 from engine_cuda.ops_triton.norms import Norms
 from engine_cuda.ops_triton_gemv.body import PackedWeight, few_rows
-from engine_cuda.ops_triton_gemv.cuts import Cut, cut_of
+from engine_cuda.ops_triton_gemv.cuts import MatrixCut, cut_of
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
 from tests.gpu.bench_linear import MODELS, Sizes, captured
 from tests.gpu.ceilings import median_seconds
@@ -95,7 +95,7 @@ def composed(form: Fused, given: Given, product: Callable[[torch.Tensor, PackedW
     return torch.add(given.residual, y) if form.residual else y
 
 
-def fused(form: Fused, given: Given, dependent: bool, cut: Cut | None = None) -> torch.Tensor:
+def fused(form: Fused, given: Given, dependent: bool, cut: MatrixCut | None = None) -> torch.Tensor:
     """The one launch."""
     return few_rows(
         given.x,
@@ -194,7 +194,7 @@ def ways(form: Fused, rows: int) -> dict[str, Callable[[Given], torch.Tensor]]:
         "fused, dependent": partial(fused, form, dependent=True),
     }
     if rows in MAIN_ROWS:
-        for cut in (Cut(*each) for each in next(each for most, each in VARIANTS if form.inputs <= most)):
+        for cut in (MatrixCut(*each) for each in next(each for most, each in VARIANTS if form.inputs <= most)):
             if cut != cut_of(form.outputs, form.inputs, rows):
                 name = f"{cut.outputs}x{cut.warps}" + f" of {cut.programs}" * bool(cut.programs)
                 found[name] = partial(fused, form, dependent=False, cut=cut)

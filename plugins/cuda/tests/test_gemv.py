@@ -23,7 +23,7 @@ from engine_cuda.interpreter import interpreted
 from engine_cuda.ops_triton_gemv import kernel
 from engine_cuda.ops_triton_gemv.body import TritonGemvBody, few_rows
 from engine_cuda.ops_triton_gemv.card import TritonGemv
-from engine_cuda.ops_triton_gemv.cuts import MOST_NORMED, MOST_ROWS, VECTOR, Cut, cut_of
+from engine_cuda.ops_triton_gemv.cuts import MOST_NORMED, MOST_ROWS, VECTOR, MatrixCut, cut_of
 from engine_sdk.conformance import OpsConformance
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -89,9 +89,9 @@ def _is_ours(selection: Selection[OpsCard]) -> bool:
     return selection.candidate.name == "triton_gemv"
 
 
-@pytest.mark.parametrize("cut", [Cut(4, 1), Cut(2, 2, programs=3)])
+@pytest.mark.parametrize("cut", [MatrixCut(4, 1), MatrixCut(2, 2, programs=3)])
 @pytest.mark.parametrize("rows", [1, MOST_ROWS])
-def test_what_is_around_the_product(rows: int, cut: Cut) -> None:
+def test_what_is_around_the_product(rows: int, cut: MatrixCut) -> None:
     """The norm before, the activation or the sum behind; rows that lie apart; memory that was full of NaN. Outputs and
     inputs fill no block; programs take one block each, or several."""
     random, eps = torch.Generator().manual_seed(0), 1e-5

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_ROWS, Cut, cut_of
+from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_ROWS, MatrixCut, cut_of
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def few_rows(
     residual: torch.Tensor | None = None,
     gated: bool = False,
     dependent: bool = False,
-    cut: Cut | None = None,
+    cut: MatrixCut | None = None,
 ) -> torch.Tensor:
     """x [R, I] by the matrix, R at most MOST_ROWS, in one launch.
 

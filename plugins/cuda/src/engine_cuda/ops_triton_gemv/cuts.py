@@ -16,7 +16,7 @@ VECTOR = 8
 """Elements that a thread reads at once: 16 bytes of 2 each."""
 
 
-class Cut(NamedTuple):
+class MatrixCut(NamedTuple):
     """A launch's.
 
     Args:
@@ -39,16 +39,16 @@ class Cut(NamedTuple):
         return (self.programs, False) if 0 < self.programs < blocks else (blocks, True)
 
 
-TABLE: tuple[tuple[int, Cut], ...] = (
+TABLE: tuple[tuple[int, MatrixCut], ...] = (
     # (inputs at most, cut). All of a small matrix is asked for at once; of a large one enough to keep reading.
-    (1024, Cut(outputs=4, warps=2)),
-    (2048, Cut(outputs=4, warps=4)),
-    (4096, Cut(outputs=4, warps=8)),
-    (MOST_INPUTS, Cut(outputs=2, warps=8)),
+    (1024, MatrixCut(outputs=4, warps=2)),
+    (2048, MatrixCut(outputs=4, warps=4)),
+    (4096, MatrixCut(outputs=4, warps=8)),
+    (MOST_INPUTS, MatrixCut(outputs=2, warps=8)),
 )
 
 
-def cut_of(outputs: int, inputs: int, rows: int) -> Cut:
+def cut_of(outputs: int, inputs: int, rows: int) -> MatrixCut:
     """For a matrix [outputs, inputs] and so many rows."""
     del rows
     return next(cut for most, cut in TABLE if inputs <= most)
