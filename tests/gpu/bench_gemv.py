@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.gpu.ceilings import best_seconds
+from tests.gpu.ceilings import median_seconds
 from tests.gpu.rows import Row, tell
 
 SHAPES = {
@@ -49,7 +49,7 @@ def seconds_each(product: Product, x: torch.Tensor, matrices: list[Any]) -> floa
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         launch()
-    return best_seconds(graph.replay) / len(matrices)
+    return median_seconds(graph.replay) / len(matrices)
 
 
 def drivers() -> dict[str, Any]:

@@ -157,13 +157,18 @@ class Driver:
             if name == "cuMemAlloc_v2":
                 self.kept.append(ctypes.create_string_buffer(b"\xff" * arguments[1].value, arguments[1].value))
                 arguments[0]._obj.value = ctypes.addressof(self.kept[-1])
+            if name == "cuMemHostAlloc":
+                self.pinned = ctypes.create_string_buffer(arguments[1].value)
+                arguments[0]._obj.value = ctypes.addressof(self.pinned)
+            if name == "cuMemcpyHtoDAsync_v2":
+                ctypes.memmove(arguments[0].value, arguments[1].value, arguments[2].value)
             if name == "cuIpcGetMemHandle":
                 ctypes.memmove(ctypes.addressof(arguments[0]._obj), ctypes.addressof(arguments[1]), 8)
             if name == "cuIpcOpenMemHandle_v2":
                 if self._rank == self._broken:
                     return 201
                 ctypes.memmove(ctypes.addressof(arguments[0]._obj), ctypes.addressof(arguments[1]), 8)
-            if name.startswith("cuMemsetD8"):
+            if name == "cuMemsetD8_v2":
                 ctypes.memset(arguments[0].value, arguments[1].value, arguments[2].value)
             if name == "cuGetErrorString":
                 arguments[1]._obj.value = b"invalid device context"
@@ -203,7 +208,8 @@ def test_memory_of_devices(broken: int) -> None:
         assert {answer for answer, _ in found} == {
             "rank 1: rank 0's memory: cuIpcOpenMemHandle_v2: invalid device context"
         }
-    assert all(driver.calls.count("cuMemFree_v2") == 1 for _, driver in found)
+    for ends in ("cuMemFree_v2", "cuMemFreeHost"):
+        assert all(driver.calls.count(ends) == 1 for _, driver in found)
 
 
 # -- compiled ----------------------------------------------------------------------------------------------------------

@@ -29,8 +29,9 @@ class TestPlatformThatInsists(PlatformConformance):
 def platform(**options: Any) -> Any:
     from engine_cuda.platform_cuda.body import CudaPlatformBody
 
-    places = {"rank": 0, "size": 1, "data_parallel_rank": 0, "data_parallel_size": 1}
-    start = SimpleNamespace(**places, max_num_seqs=64, device="cuda", choices=())
+    places = {"place": SimpleNamespace(rank=0), "parallel": SimpleNamespace(world=1)}
+    data_parallel = {"data_parallel_rank": 0, "data_parallel_size": 1}
+    start = SimpleNamespace(**places, **data_parallel, max_num_seqs=64, device="cuda", choices=())
     return CudaPlatformBody(SimpleNamespace(options=CudaPlatformOptions(**options), start=start))  # type: ignore[arg-type]
 
 

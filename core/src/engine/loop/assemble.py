@@ -16,7 +16,6 @@ from engine.interfaces.evictor import EvictorCard
 from engine.interfaces.executor import rank_starts
 from engine.interfaces.grammar import GrammarCard
 from engine.interfaces.kv_connector import LOOKUP_SECONDS, KVConnectorCard
-from engine.kv.hashing import engine_identity
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.plugin import Candidate, HookRelay, PluginList, Registry
@@ -85,7 +84,7 @@ def assemble_core(
                 f"the KV cache has {ready.num_pages} pages of {worker.layout.page_bytes} bytes, one of them unusable",
                 "raise --kv-cache-memory or --num-kv-pages",
             )
-        identity = engine_identity(worker) if _choices(start, "kv_connector") else b""
+        identity = brought("engine_identity", "name pages")(worker) if _choices(start, "kv_connector") else b""
         context = replace(context, num_pages=ready.num_pages, identity=identity)
         evictor = _build("evictor", start, registry, context)
         kv = KVManager(

@@ -41,7 +41,6 @@ from engine.runner.drafting import ChosenDrafter, Drafting
 from engine.runner.drawing import Draws
 from engine.runner.session import Session
 from engine.runner.states import StateBackend
-from engine.runner.transfers import Transfers
 from engine.sampling.faults import SlotFaults
 from engine.sampling.processors import Processor, ProcessorChain
 from engine.sampling.sampler import Sampler, SlotParameters
@@ -219,7 +218,8 @@ def step_parts(
     draws = Draws(start, ops, platform, tokens, parameters, processors, drafting, faults)
     parts: list[StepPart] = [draws, processors, drafting]
     if built.connectors and not profiles:
-        parts.insert(0, Transfers(built.connectors, built.layerwise, _sites_of_layers(start)))
+        transfers = brought("transfers", "take KV pages elsewhere")
+        parts.insert(0, transfers(built.connectors, built.layerwise, _sites_of_layers(start)))
     if built.reuse is not None and not profiles:
         parts.append(built.reuse)
     if description.encoder is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,11 @@ from engine.interfaces.executor import StepFuture
 from engine.interfaces.model import LayerIterator, State
 from engine.interfaces.platform import CaptureKey
 from engine.interfaces.step import LayerListener, StepPart
+from engine.plugin.loading import brought
 from engine.runner.assemble import Assembly, step_parts
 from engine.runner.buffers import SlotTables, StepBuffers, copy_pages
 from engine.runner.capture import DecodeTrial, buckets_of, decodes, padding_of, width_of, widths_of
 from engine.runner.results import FailedStep, PendingSample, RunningStep
-from engine.runner.stages import StageLink
 from engine.runner.step import Drawing, LaunchedStep, Step
 from engine.runner.walk import StepWalk, View
 from engine.sampling.packed import send
@@ -85,10 +86,11 @@ class ModelRunner:
         self._variant = tuple(type(listener).__name__ for listener in self._listeners)
         self._at_work: list[StepPart] = []
         self._has_begun = False
-        self._link: StageLink | None = None
+        self._link: Any = None
         if (stages := built.groups.get("pp")) is not None:
             dtype, sizes = getattr(torch, start.dtype), built.model.state_sizes()
-            self._link = StageLink(start.place.stage, stages, sizes, max_tokens, dtype, platform.device)
+            made = brought("stage_link", "compute in stages")
+            self._link = made(start.place.stage, stages, sizes, max_tokens, dtype, platform.device)
         self._open: PendingSample | FailedStep | None = None
         self._captured: dict[CaptureKey, Step] = {}
         self._vocab_size = start.model.vocab_size
@@ -174,7 +176,7 @@ class ModelRunner:
         return step.drafts()
 
     def flush(self) -> None:
-        """Wait until the next pipeline stage has what was sent to it: see `StageLink.flush`."""
+        """Wait until the next pipeline stage has what was sent to it: see `engine_kit.stage_link`."""
         if self._link is not None:
             self._link.flush()
 

@@ -32,8 +32,8 @@ def of_steps(drawing: Any) -> None:
     """How many tokens each row of a step with drafts gives."""
     real = drawing._put_drafted
 
-    def put(*given: Any) -> None:
-        *others, (drawn, counts, *rest) = given
+    def put(*arguments: Any) -> None:
+        *others, (drawn, counts, *rest) = arguments
         real(*others, [drawn, counts.clip(1), *rest])
 
     drawing._put_drafted = put

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.runner.stages import StageLink
 from engine.types.parallel import Stage
+from engine_kit.stage_link import StageLink
 
 SIZES = {"hidden": 3, "residual": 3}
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
-from engine.distributed.group import ProcessGroup
-from engine.interfaces.communicator import Sending
+from engine.interfaces.communicator import Group, Sending
 from engine.types.parallel import Stage
 
 _ON_THE_WAY = 4
 """Steps whose tensors may wait for the next stage; there are hardly more of them than stages under way at once."""
+
+
+class Stages(Group, Protocol):
+    """The ranks of one place in all stages."""
+
+    def isend(self, x: torch.Tensor, to: int) -> Sending | None:
+        """Send without waiting for the other rank, where that can be; None where it has been sent."""
 
 
 class StageLink:
@@ -30,7 +37,7 @@ class StageLink:
     def __init__(
         self,
         stage: Stage,
-        group: ProcessGroup,
+        group: Stages,
         sizes: Mapping[str, int],
         max_tokens: int,
         dtype: torch.dtype,

@@ -12,10 +12,10 @@ import pytest
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
-from engine.kv.hashing import PLACES, WINDOW, engine_identity
 from engine.types.errors import CheckpointError
 from engine.types.parallel import Parallel, Place
 from engine.types.start import Choice, DraftStart, WorkerStart
+from engine_kit.engine_identity import PLACES, WINDOW, engine_identity
 
 
 @pytest.fixture
