@@ -92,10 +92,11 @@ class CudaPlatformBody:
 
     def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
         """See `engine_cuda.platform_cuda.buckets`; none where nothing is to be captured."""
-        if self._mode == "never" or (not tokens_per_row and self._asked_mixed == "never"):
+        if self._mode == "never":
             return ()
         if not tokens_per_row:
-            return token_buckets(self._most_tokens, None if self._asked_mixed == "auto" else self._asked_mixed)
+            mixed = self._asked_mixed
+            return () if mixed == "never" else token_buckets(self._most_tokens, None if mixed == "auto" else mixed)
         asked = None if self._asked_buckets == "auto" else self._asked_buckets
         return row_buckets(max_num_seqs, asked, tokens_per_row)
 
