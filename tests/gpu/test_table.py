@@ -11,12 +11,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.version import Version
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
 from tests.gpu import page as page_module
 from tests.gpu.bench_linear import MODELS, measure
+from tests.gpu.bench_moe import Layer, Shape
+from tests.gpu.bench_moe import measure as measure_experts
 from tests.gpu.device_time import table as kernels
 from tests.gpu.device_time import union
 from tests.gpu.environment import ROOT, packages, prepare, variables
@@ -304,3 +307,34 @@ def test_few_rows_name_what_went_wrong() -> None:
     assert outcome.status == 0, outcome.lines
     rows, _ = told(outcome.lines)
     assert "gemv: ArithmeticError: wrong by inf" in rows[0].result and "; cuBLAS 0.0, composed 0.0" in rows[0].result
+
+
+@pytest.mark.slow
+def test_experts_side_by_side() -> None:
+    """In Triton's interpreter, on small experts: all three compute what float64 does, and a row tells each."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.gpu.bench_moe", "--device", "cpu", "--divide", "32", "--tokens", "1,6"]
+    outcome = run(command, 120, {**variables(None), "TRITON_INTERPRET": "1"})
+    assert outcome.status == 0, outcome.lines
+    rows, _ = told(outcome.lines)
+    names = ("loop", "torch._grouped_mm", "triton")
+    assert len(rows) == 2 * 2 and all(f"{name} 0.0 us" in row.result for name in names for row in rows)
+    assert not any("failed" in row.result for row in rows)
+
+
+def test_experts_that_are_wrong_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves a row unwritten, or is far from float64, fails alone."""
+    pytest.importorskip("triton")
+    layer = Layer(Shape(4, 2, 16, 8), "cpu")
+    right = layer.computes()["loop"]
+
+    def unwritten(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        out[1:] = right(x, ids, weights)[1:]
+        return out
+
+    wrong = {"half": lambda *given: right(*given) * 0.5, "unwritten": unwritten, "loop": right}
+    monkeypatch.setattr(layer, "computes", lambda: wrong)
+    row = measure_experts(layer, "small", 5)
+    assert row.result.startswith("failed: half: AssertionError")
+    assert "unwritten: AssertionError: 1 of 5 rows" in row.result and "loop 0.0 us" in row.result

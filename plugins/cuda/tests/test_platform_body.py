@@ -11,7 +11,7 @@ import torch
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
 from engine.types.parallel import Parallel, Place
 from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts
-from engine_cuda.platform_cuda.buckets import row_buckets
+from engine_cuda.platform_cuda.buckets import row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
 from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
@@ -30,6 +30,13 @@ def test_buckets() -> None:
     assert row_buckets(64, None, 5) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
     assert row_buckets(256, None, 5)[-1] == 96 and row_buckets(300, None, 513) == ()
     assert row_buckets(20, (64, 8, 32, 8)) == (8, 32) and row_buckets(100, (64, 8)) == (8, 64)
+
+
+def test_buckets_of_steps_with_prompts() -> None:
+    """None holds more tokens than a step can have; the largest step is one where it is small."""
+    assert token_buckets(8192) == tuple(range(64, 513, 64)) and token_buckets(512) == token_buckets(8192)
+    assert token_buckets(200) == (64, 128, 192, 200) and token_buckets(64) == (64,) and token_buckets(5) == (5,)
+    assert token_buckets(1) == () and token_buckets(600, (1024, 256, 96)) == (96, 256)
 
 
 def test_places_of_ranks() -> None:
@@ -276,6 +283,8 @@ def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monke
         data_parallel_rank=0,
         data_parallel_size=1,
         max_num_seqs=1,
+        max_num_batched_tokens=8,
+        max_model_len=8,
         choices=(),
         device="cuda",
     )

@@ -110,10 +110,14 @@ def test_options() -> None:
     assert CudaPlatformOptions(buckets=(4, 1)).buckets == (4, 1)
     assert CudaPlatformOptions.model_validate({"buckets": "1,2, 16"}).buckets == (1, 2, 16)
     assert CudaPlatformOptions.model_validate({"buckets": "auto"}).buckets == "auto"
+    assert CudaPlatformOptions.model_validate({"capture_mixed": "never"}).capture_mixed == "never"
+    assert CudaPlatformOptions.model_validate({"capture_mixed": "96,256"}).capture_mixed == (96, 256)
     for wrong in (
         {"capture": "yes"},
         {"buckets": (0,)},
         {"buckets": "few"},
+        {"buckets": "never"},
+        {"capture_mixed": "always"},
         {"buckets": ()},
         {"ranks_per_device": 0},
         {"graphs": 1},

@@ -96,7 +96,7 @@ class StepInputBuffers:
         batches: one for each KV group; groups of one table have the same. Their host arrays change from step to step.
         query_start_loc_host, seq_lens_bound: these host arrays: numpy int32 [R + 1] and [R].
         header_host: int32 numpy [4, R + 1 or more]: slot_of_row, num_computed, seq_lens and query_start_loc as they go.
-        select: int64 [T]; with several tokens a row, which of them draw, as a captured step reads them; else None.
+        select: int64 [T], or [R] of rows of any numbers; which tokens draw, as a captured step reads them; else None.
     """
 
     num_rows: int
@@ -167,8 +167,11 @@ class StepBuffers:
         # What stands in the place of block tables and slot mappings where there is no cache.
         self._uncached = torch.zeros((max_rows, 0), dtype=torch.int32, device=device), torch.zeros_like(self._positions)
 
-    def frame(self, num_rows: int, num_tokens: int, tokens_per_row: int = 0) -> StepInputBuffers:
-        """Views for R rows and T tokens. All frames lie on the same memory: one step uses one of them."""
+    def frame(
+        self, num_rows: int, num_tokens: int, tokens_per_row: int = 0, *, any_rows: bool = False
+    ) -> StepInputBuffers:
+        """Views for R rows and T tokens; `any_rows`: of a captured step. All frames lie on the same memory: one step
+        uses one of them."""
         row = _aligned(num_rows + 1)
         end = _HEADER * row
         slot_of_row, num_computed, seq_lens, query_start_loc = self._packed[:end].view(_HEADER, row)
@@ -205,12 +208,12 @@ class StepBuffers:
                 kv_index=kv_index,
                 hidden=hidden,
                 bounds_are_exact=True,  # both are sent from here
+                any_rows=any_rows,
             )
             for table, (block_table, slot_mapping) in caches.items()
         }
-        select = None
-        if tokens_per_row > 1:
-            select = self._int64(self._packed, end, num_tokens)
+        draws = num_tokens if tokens_per_row > 1 else num_rows if any_rows else 0
+        select = self._int64(self._packed, end, draws) if draws else None
         return StepInputBuffers(
             num_rows,
             num_tokens,
@@ -283,9 +286,9 @@ class StepBuffers:
         if each:
             np.multiply(self._counts[: padded + 1], each, out=host[3, : padded + 1])
         else:
-            assert padded == rows, "rows of any numbers of tokens are not padded"
             host[3, 0] = 0
             np.cumsum(plan.num_tokens, out=host[3, 1 : rows + 1])
+            host[3, rows + 1 : padded + 1] = host[3, rows]
         if padded > rows:
             host[0, rows:padded] = self._scratch_slot
             host[1, rows:padded] = 0

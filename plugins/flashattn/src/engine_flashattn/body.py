@@ -123,6 +123,8 @@ class FlashAttentionBody:
         """See `engine.interfaces.attention.AttentionBackend.forward`."""
         encoder = layer.group.kind == "encoder"
         real, window = plan.num_tokens, layer.group.sliding_window
+        if plan.first is None:
+            plan.first = layer.index
         keys, values = (k[:real], v[:real]) if encoder else (cache.k, cache.v)
         call = KernelCall(
             q=_rows(q[:real]),
@@ -136,6 +138,7 @@ class FlashAttentionBody:
             soft_cap=layer.need.soft_cap or 0.0,
             alibi_slopes=layer.alibi_slopes,
             num_splits=self._options.num_splits,
+            opens=plan.first == layer.index,
             want_sums=lse is not None or layer.sinks is not None,
         )
         sums = self._of(layer.need).attend(call)

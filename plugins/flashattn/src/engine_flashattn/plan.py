@@ -28,6 +28,8 @@ class FlashPlan:
         key_start_loc: int32 [R + 1]; where each row's keys would begin, were they packed. Only where rows differ.
         block_table: int32 [R, max_blocks].
         slot_mapping, kv_index: int64 [T].
+        first: the layer whose attention comes first in a pass; None before any came.
+        schedule: what that layer's call left for those after it; the library's own.
     """
 
     num_rows: int
@@ -41,6 +43,8 @@ class FlashPlan:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     kv_index: torch.Tensor
+    first: int | None = None
+    schedule: torch.Tensor | None = None
 
     @classmethod
     def of(cls, batch: AttentionBatch, group: KVGroup, own_pages: bool) -> FlashPlan:

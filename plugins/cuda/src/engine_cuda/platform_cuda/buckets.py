@@ -1,4 +1,4 @@
-"""The numbers of rows for which a decode step is captured."""
+"""The numbers of rows for which a decode step is captured, and of tokens for which one with prompts is."""
 
 from __future__ import annotations
 
@@ -25,3 +25,20 @@ def row_buckets(max_num_seqs: int, asked: Sequence[int] | None = None, tokens_pe
         asked = [rows for rows in usual if rows <= most]
     numbers = sorted(set(asked))
     return (*(n for n in numbers if n < max_num_seqs), *[n for n in numbers if n >= max_num_seqs][:1])
+
+
+MIXED_TOKENS = 64
+"""What a step with prompts in it is padded up to a multiple of. So many more cost what the weights' reading hides while
+a step has some 200 tokens, and at most a seventh of it at `MOST_TOKENS`."""
+
+
+def token_buckets(most: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Tokens of steps with prompts in them, ascending: each is captured once, and larger steps run as they are.
+
+    Args:
+        most: of a step.
+        asked: these, instead of every 64th up to 512.
+    """
+    if asked is None:
+        asked = (*range(MIXED_TOKENS, MOST_TOKENS, MIXED_TOKENS), min(MOST_TOKENS, most))
+    return tuple(sorted({tokens for tokens in asked if 2 <= tokens <= most}))

@@ -10,6 +10,9 @@ from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
 from engine_cuda.machine import machine
 from engine_cuda.platform_cuda.reasons import dtypes_of, name_of, why_not
 
+Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)]
+"""Of rows or tokens."""
+
 
 class CudaPlatformOptions(BaseModel):
     """Options of `cuda`.
@@ -17,6 +20,9 @@ class CudaPlatformOptions(BaseModel):
     Attributes:
         capture: "auto" captures decode steps as CUDA graphs where all drivers of a step can be, and goes without, with
             a warning, where one turns out to do something else; "always" makes that an error; "never" captures nothing.
+        capture_mixed: the tokens that steps with prompts in them are padded up to, each captured once, so that their
+            launches do not hold up the rows that decode beside; "auto" takes every 64th up to 512, as far as a step can
+            have so many; "never" captures none of them. Larger steps run as they are.
         buckets: numbers of rows that decode steps are padded up to, each captured once; "auto" takes 1, 2, 4, then
             every 8th up to 256 and every 16th up to 512, as far as so many requests run at once; of rows with drafts
             those of 512 tokens at most.
@@ -27,14 +33,15 @@ class CudaPlatformOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     capture: Literal["auto", "always", "never"] = "auto"
-    buckets: Literal["auto"] | Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = "auto"
+    capture_mixed: Literal["auto", "never"] | Counts = "auto"
+    buckets: Literal["auto"] | Counts = "auto"
     ranks_per_device: Annotated[int, Field(ge=1, le=8)] = 1
 
-    @field_validator("buckets", mode="before")
+    @field_validator("buckets", "capture_mixed", mode="before")
     @classmethod
     def _with_commas(cls, given: Any) -> Any:
         """ "1,2,4", as the command line has it."""
-        return given.split(",") if isinstance(given, str) and given != "auto" else given
+        return given.split(",") if isinstance(given, str) and given not in ("auto", "never") else given
 
 
 class CudaPlatform(PlatformCard):
@@ -45,6 +52,7 @@ class CudaPlatform(PlatformCard):
     Options = CudaPlatformOptions
     recorder = "stream"
     captures_drafts = "padded"
+    captures_mixed = True
     step_timeout = 300.0  # for milliseconds of work, or a step that compiles its kernels first
     body = "engine_cuda.platform_cuda.body:CudaPlatformBody"
 
