@@ -26,7 +26,7 @@ from engine_cuda.ops_triton_gemv import body, kernel
 from engine_cuda.ops_triton_gemv.body import PackedWeight, TritonGemvBody, few_rows
 from engine_cuda.ops_triton_gemv.card import TritonGemv
 from engine_cuda.ops_triton_gemv.cuts import MOST_NORMED, MOST_ROWS, VECTOR, MatrixCut, cut_of
-from engine_sdk.conformance import OpsConformance
+from engine_sdk.conformance import OpsAround, OpsConformance
 
 DEVICE = "cpu" if interpreted() else "cuda"
 SHAPES = [(4096, 1024), (1024, 2048), (1024, 3072), (151936, 1024), (4096, 14336)]
@@ -35,13 +35,15 @@ NORMED = [(6144, 1024), (28672, 4096), (57344, MOST_NORMED)]
 """Of layers whose inputs are normed."""
 
 
-class TestGemvInterpreted(OpsConformance):
+class TestGemvInterpreted(OpsAround, OpsConformance):
     driver, stand_in = "triton_gemv", "interpreted"
-    quick = r"card|known|methods|linear_of_a_view\[float32|linear_keeps_rows_apart\[bfloat16"
+    quick = (
+        r"card|known|methods|linear_of_a_view\[float32|linear_keeps_rows_apart\[bfloat16|around_a_matrix\[True-float32"
+    )
 
 
 @pytest.mark.gpu
-class TestGemv(OpsConformance):
+class TestGemv(OpsAround, OpsConformance):
     driver, device = "triton_gemv", "cuda"
 
 
