@@ -15,6 +15,10 @@ Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_l
 """Of rows or tokens."""
 
 
+BIG = 60 << 30
+"""Bytes of memory of a GPU for which larger steps are the default."""
+
+
 class CudaPlatformOptions(BaseModel):
     """Options of `cuda`.
 
@@ -71,6 +75,11 @@ class CudaPlatform(PlatformCard):
         """Of the smallest GPU."""
         used = machine().used
         return None if used is None else min(gpu.total_bytes for gpu in used.visible) or None
+
+    @classmethod
+    def step_tokens(cls) -> int:
+        """8,192 on a GPU of a data center, whose products have to be larger to be busy; it has the memory for them."""
+        return 8192 if (cls.memory() or 0) >= BIG else super().step_tokens()
 
     @classmethod
     def remarks(cls, need: PlatformNeed) -> list[str]:
