@@ -133,6 +133,8 @@ def run(asked: argparse.Namespace) -> None:
     settings: dict[str, Any] = {
         "model": asked.model,
         "platform": "cuda",
+        "platform.capture": "always",
+        "attention": "triton",
         "dtype": "bfloat16",
         "max_model_len": 2048,
         "max_num_seqs": DECODES + 16,

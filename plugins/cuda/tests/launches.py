@@ -269,11 +269,13 @@ class MetaWorker:
         self._run(np.full(rows, PROMPT, np.int32), new_slots=new, new_blocks=[blocks])
         self._run(np.ones(rows, np.int32))
 
-    def step(self) -> Launches:
-        """A decode step in which nothing is new."""
+    def step(self, pages: bool = False) -> Launches:
+        """A decode step in which nothing is new, but for a page of each row where asked for."""
+        rows = np.arange(len(self._computed), dtype=np.int32)
+        new = {"new_blocks": [NewBlocks(slot=rows, index=rows * 0 + 1, page=rows + 100)]} if pages else {}
         _Noted.now = launches = Launches()
         try:
-            self._run(np.ones(len(self._computed), np.int32))
+            self._run(np.ones(len(rows), np.int32), **new)
         finally:
             _Noted.now = None
         return launches

@@ -16,12 +16,12 @@ LAYER = [
 """From a layer's write to the next layer's, but for what lies between the projection and the write."""
 
 
-def greedy_step(model: str, rows: int = 2, gemv: bool = False) -> Launches:
+def greedy_step(model: str, rows: int = 2, pages: bool = False, gemv: bool = False) -> Launches:
     with noted():
         worker = MetaWorker(model, rows, gemv)
         assert worker.ready.captured == (rows,)
         worker.enter(rows, temperature=0.0)
-        return worker.step()
+        return worker.step(pages)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,8 @@ def test_a_layer_of_few_rows(rows: int, fused: bool) -> None:
 
 
 def test_around_the_captured_step() -> None:
-    """One copy either way; inputs and the attention's plan in one launch each."""
-    launches = greedy_step("dummy:0.6B,layers=2")
+    """One copy either way; inputs and the attention's plan in one launch each, and new pages of all rows in one."""
     draw = ["blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel"]
-    assert launches.outside == ["to_device", "prepare_kernel", "plan_kernel", *draw, "to_host"]
+    for pages, placing in ((False, []), (True, ["index_put_"])):
+        launches = greedy_step("dummy:0.6B,layers=2", pages=pages)
+        assert launches.outside == ["to_device", *placing, "prepare_kernel", "plan_kernel", *draw, "to_host"]

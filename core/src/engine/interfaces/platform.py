@@ -81,6 +81,11 @@ class PlatformCard(Card):
         return None
 
     @classmethod
+    def step_tokens(cls) -> int:
+        """The most tokens of a step, where nobody names another number; as cheap as `describe`; since minor 3."""
+        return 2048
+
+    @classmethod
     def tokens_per_page(cls, kind: str, block_size: int) -> int:
         """Tokens that a page is to have for layers of a kind, a multiple of the block size: what attention's cards say,
         where attention is among `own_points`."""

@@ -19,7 +19,7 @@ from engine.interfaces.ops import StepInputs, StepTables
 from engine.interfaces.platform import Platform
 from engine.sampling.packed import send
 from engine.types.kv import NULL_PAGE, KVGroup, KVLayout
-from engine.types.plan import KnownTokens, PageCopies, StepPlan
+from engine.types.plan import KnownTokens, NewBlocks, PageCopies, StepPlan
 
 _HEADER = 4
 """int32 arrays of a step's rows."""
@@ -28,7 +28,7 @@ _PER_TOKEN = 8
 padding; int64 each."""
 _FILLING = 16
 """int32 words that alignment adds, at most."""
-_PER_ROW = 12
+_PER_ROW = 20
 """int32 words of new pages that travel with a step's rows; where there are more, they go before it."""
 
 
@@ -68,20 +68,21 @@ class SlotTables:
         )
         self.tables.tokens[slot, position] = token
 
-    def place(self, entries: torch.Tensor, counts: Sequence[int]) -> None:
-        """Write new pages into the block tables.
+    @staticmethod
+    def entries(blocks: Sequence[NewBlocks]) -> list[np.ndarray]:
+        """What `place` takes, in parts: of each KV table the slots and indices, int64, and the pages, an even number.
+        As torch takes them: on the device nothing is converted."""
+        places = [np.concatenate([new.slot, new.index]).astype(np.int64).view(np.int32) for new in blocks]
+        pages = [np.append(new.page, new.page[: len(new.page) % 2]) for new in blocks]
+        return [array for of_table in zip(places, pages, strict=True) for array in of_table if len(array)]
 
-        Args:
-            entries: int32 [3 * sum of counts], on the device; for each KV table the slots, indices and pages of its
-                `NewBlocks`, one after the other.
-            counts: of each table.
-        """
-        start = 0
+    def place(self, entries: torch.Tensor, counts: Sequence[int]) -> None:
+        """Write new pages into the block tables. entries: int32, on the device; counts: pages of each table."""
         for table, count in zip(self.tables.blocks, counts, strict=True):
             if count:
-                slot, index, page = entries[start : start + 3 * count].view(3, count)
-                table[slot.long(), index.long()] = page
-                start += 3 * count
+                slot, index = entries[: 4 * count].view(torch.int64).view(2, count)
+                table[slot, index] = entries[4 * count : 5 * count]
+                entries = entries[5 * count + count % 2 :]
 
 
 @dataclass(slots=True)
@@ -276,7 +277,7 @@ class StepBuffers:
 
     def room_for(self, num_blocks: int) -> bool:
         """Whether `fill` takes so many new pages, all tables' together."""
-        return 3 * num_blocks <= _PER_ROW * (len(self._counts) - 1)
+        return 6 * num_blocks <= _PER_ROW * (len(self._counts) - 1)
 
     def _fill_header(self, frame: StepInputBuffers, plan: StepPlan) -> None:
         rows, padded, host, each = plan.num_rows, frame.num_rows, frame.header_host, frame.tokens_per_row

@@ -298,7 +298,7 @@ class ModelRunner:
         self, step: Step, plan: StepPlan, captured: bool, drawing: Drawing, blocks: Sequence[NewBlocks]
     ) -> torch.Tensor | None:
         """Send what the step needs, fill the inputs and plan attention; what `Draws.draw` is to be told."""
-        entries = [array for new in blocks if len(new.slot) for array in (new.slot, new.index, new.page)]
+        entries = self._slots.entries(blocks)
         each = step.frame.tokens_per_row
         sent = self._buffers.fill(
             step.frame, plan, self._draws.places(drawing), drawing.select(each), padding_of(plan, each), entries
@@ -335,8 +335,7 @@ class ModelRunner:
         """Write them into the tables at once."""
         if not any(len(new.slot) for new in blocks):
             return
-        entries = [array for new in blocks for array in (new.slot, new.index, new.page)]
-        (sent,) = send(self._platform, np.concatenate(entries))
+        (sent,) = send(self._platform, np.concatenate(self._slots.entries(blocks)))
         self._slots.place(sent, [len(new.slot) for new in blocks])
 
     def _plan_attention(self, step: Step, keep: bool) -> None:

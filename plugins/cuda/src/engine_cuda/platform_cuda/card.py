@@ -9,9 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
 from engine_cuda.machine import machine
 from engine_cuda.platform_cuda.reasons import dtypes_of, name_of, why_not
+from engine_cuda.seen import RAN
 
 Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)]
 """Of rows or tokens."""
+
+
+BIG = 60 << 30
+"""Bytes of memory of a GPU for which larger steps are the default."""
 
 
 class CudaPlatformOptions(BaseModel):
@@ -75,7 +80,13 @@ class CudaPlatform(PlatformCard):
         return None if used is None else min(gpu.total_bytes for gpu in used.visible) or None
 
     @classmethod
+    def step_tokens(cls) -> int:
+        """8,192 on a GPU of a data center, whose products have to be larger to be busy; it has the memory for them."""
+        return 8192 if (cls.memory() or 0) >= BIG else super().step_tokens()
+
+    @classmethod
     def remarks(cls, need: PlatformNeed) -> list[str]:
         facts = machine()
-        maker = "AMD" if facts.torch is not None and facts.torch.rocm else "NVIDIA"
-        return [f"it was written without a GPU, and not run on one of {maker}'s yet: `make gpu-check` tries it"]
+        if facts.torch is not None and facts.torch.rocm:
+            return ["it was not run on a GPU of AMD's yet: `make gpu-check` tries it"]
+        return [RAN]
