@@ -186,7 +186,8 @@ class Check:
             trouble = f"exit status {outcome.status}: {last_words(outcome.lines)}"
         failed = bool(trouble) or any(row.result.startswith("failed") for row in rows)
         name = stage.name if alone else f"{stage.name}: {command[2].removeprefix('tests.gpu.')}"
-        self.parts.append(Part(name, outcome.seconds, trouble, summary(outcome.lines), failed))
+        said = summary(outcome.lines) if "pytest" in command else ""
+        self.parts.append(Part(name, outcome.seconds, trouble, said, failed))
 
     def _probe(self) -> None:
         """Whether the GPU still answers: a kernel that hangs outlives its process, and each stage behind would hang."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
 from engine_cuda.machine import machine
 from engine_cuda.platform_cuda.reasons import dtypes_of, name_of, why_not
+from engine_cuda.seen import RAN
 
 Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)]
 """Of rows or tokens."""
@@ -83,5 +84,6 @@ class CudaPlatform(PlatformCard):
     @classmethod
     def remarks(cls, need: PlatformNeed) -> list[str]:
         facts = machine()
-        maker = "AMD" if facts.torch is not None and facts.torch.rocm else "NVIDIA"
-        return [f"it was written without a GPU, and not run on one of {maker}'s yet: `make gpu-check` tries it"]
+        if facts.torch is not None and facts.torch.rocm:
+            return ["it was not run on a GPU of AMD's yet: `make gpu-check` tries it"]
+        return [RAN]
