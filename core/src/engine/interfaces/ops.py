@@ -289,8 +289,8 @@ class Ops(Protocol):
     def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
         """Fill `token_ids`, `positions`, `block_tables` and `slot_mappings` from the tables, in place.
 
-        Every row has at least one token. Tokens at or past query_start_loc[R] are padding: id 0, position 0, slot 0 of
-        the null page.
+        Where R is T every row has one token. Tokens at or past query_start_loc[R] are padding: id 0, position 0, slot 0
+        of the null page. The last rows of a captured step may have none.
         """
 
     def penalties(
