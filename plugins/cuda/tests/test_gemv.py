@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,17 +15,18 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from compiled import Case, compile_all
 
+from engine import LLM, SamplingParams
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
 from engine.plugin import Registry
 from engine.plugin.choosing import choose
 from engine.plugin.points import OPS
 from engine.plugin.selection import Selection
 from engine_cuda.interpreter import interpreted
-from engine_cuda.ops_triton_gemv import kernel
-from engine_cuda.ops_triton_gemv.body import TritonGemvBody, few_rows
+from engine_cuda.ops_triton_gemv import body, kernel
+from engine_cuda.ops_triton_gemv.body import PackedWeight, TritonGemvBody, few_rows
 from engine_cuda.ops_triton_gemv.card import TritonGemv
 from engine_cuda.ops_triton_gemv.cuts import MOST_NORMED, MOST_ROWS, VECTOR, MatrixCut, cut_of
-from engine_sdk.conformance import OpsConformance
+from engine_sdk.conformance import OpsAround, OpsConformance
 
 DEVICE = "cpu" if interpreted() else "cuda"
 SHAPES = [(4096, 1024), (1024, 2048), (1024, 3072), (151936, 1024), (4096, 14336)]
@@ -33,13 +35,15 @@ NORMED = [(6144, 1024), (28672, 4096), (57344, MOST_NORMED)]
 """Of layers whose inputs are normed."""
 
 
-class TestGemvInterpreted(OpsConformance):
+class TestGemvInterpreted(OpsAround, OpsConformance):
     driver, stand_in = "triton_gemv", "interpreted"
-    quick = r"card|known|methods|linear_of_a_view\[float32|linear_keeps_rows_apart\[bfloat16"
+    quick = (
+        r"card|known|methods|linear_of_a_view\[float32|linear_keeps_rows_apart\[bfloat16|around_a_matrix\[True-float32"
+    )
 
 
 @pytest.mark.gpu
-class TestGemv(OpsConformance):
+class TestGemv(OpsAround, OpsConformance):
     driver, device = "triton_gemv", "cuda"
 
 
@@ -55,7 +59,7 @@ class TestGemv(OpsConformance):
 )
 def test_few_rows(outputs: int, inputs: int, numbers: Sequence[int], dtype: torch.dtype) -> None:
     """Outputs and inputs that fill no program, rows that lie apart, with a bias and without; one row too many too."""
-    random, ops = torch.Generator().manual_seed(0), TritonGemvBody(None)  # type: ignore[arg-type]
+    random, ops = torch.Generator().manual_seed(0), TritonGemvBody(None)
     weight = torch.randn(outputs, inputs, generator=random).to(dtype).to(DEVICE)
     bias = torch.randn(outputs, generator=random).to(dtype).to(DEVICE)
     for rows in numbers:
@@ -100,7 +104,7 @@ def test_what_is_around_the_product(rows: int, cut: MatrixCut) -> None:
         return torch.randn(*shape, generator=random).to(DEVICE)
 
     x, residual, norm, bias = draw(rows, 308)[:, 8:], draw(rows, 25)[:, 3:], draw(300), draw(22)
-    packed = TritonGemvBody(None).pack_linear(draw(22, 300) * 0.1, bias)  # type: ignore[arg-type]
+    packed = TritonGemvBody(None).pack_linear(draw(22, 300) * 0.1, bias)
     wide = x.double()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.double()
     product, of_normed = (each @ packed.weight.double().T + bias.double() for each in (wide, normed))
@@ -121,6 +125,36 @@ def test_what_is_around_the_product(rows: int, cut: MatrixCut) -> None:
         )
 
 
+SETTINGS = {
+    "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 60, "block_size": 4,
+    "attention": "torch", "platform": "host",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not interpreted(), reason="the GPU's own comparison is with transformers")
+def test_the_bundled_model_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt, by torch's products, and of two requests that decode, by four launches a layer and the head's."""
+    launched: list[tuple[int, list[str]]] = []
+
+    def noted(x: torch.Tensor, packed: PackedWeight, **around: Any) -> torch.Tensor:
+        launched.append((len(x), sorted(around)))
+        return few_rows(x, packed, **around, cut=MatrixCut(64, 8))  # the interpreter's time goes by programs
+
+    monkeypatch.setattr(body, "few_rows", noted)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [3, 5, 7, 9, 11][: 5 - i] * 2} for i in range(2)]
+    found = {}
+    for ops in ("torch", "triton_gemv,torch"):
+        with LLM(ops=ops, **SETTINGS) as llm:
+            launched.clear()
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            found[ops] = [list(output.outputs[0].token_ids) for output in outputs]
+    assert found["triton_gemv,torch"] == found["torch"]
+    layer = [["eps", "gated", "norm"], ["residual"]] * 2
+    assert launched[-25:] == [(2, around) for around in layer * 6 + [[]]]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("rows", [1, 3, MOST_ROWS])
@@ -128,7 +162,7 @@ def test_dependents_wait(rows: int) -> None:
     """A chain of launches that begin before the one before has ended, as a graph: each reads what that one wrote."""
     size, random = 1024, torch.Generator("cuda").manual_seed(0)
     weights = [torch.randn(size, size, generator=random, device="cuda") * size**-0.5 for _ in range(24)]
-    packed = [TritonGemvBody(None).pack_linear(weight.bfloat16(), None) for weight in weights]  # type: ignore[arg-type]
+    packed = [TritonGemvBody(None).pack_linear(weight.bfloat16(), None) for weight in weights]
     norm = torch.ones(size, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(rows, size, generator=random, device="cuda").bfloat16()
 

@@ -265,7 +265,10 @@ class Ops(Protocol):
         """max(x, 0); with `squared` its square (So et al. 2021)."""
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        """weight [O, I], bias [O] -> what `linear` of the same driver takes; once, after loading."""
+        """weight [O, I], bias [O] -> what `linear` of the same driver takes; once, after loading.
+
+        That may be an `engine_kit.few_rows.AroundMatrix`, which layers then use where a step has few rows.
+        """
 
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """x [T, I] -> x @ weight.T + bias, [T, O]."""

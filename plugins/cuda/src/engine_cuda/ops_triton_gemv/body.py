@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_ROWS, MatrixCut, cut_of
+from engine_cuda.dependents import depends
+from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_NORMED, MOST_ROWS, MatrixCut, cut_of
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 
-class PackedWeight(NamedTuple):
-    """weight [O, I], dense, and bias [O]."""
+class PackedWeight:
+    """A matrix for few rows, and what lies around it: an `engine_kit.few_rows.AroundMatrix`.
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    Args:
+        weight: [O, I], dense.
+        bias: [O], or None.
+        dependent: see `few_rows`.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dependent: bool = False) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.dependent = dependent
+
+    def fits(self, rows: int, normed: bool) -> bool:
+        """Whether the kernel takes so many rows of as many inputs as there are."""
+        outputs, inputs = self.weight.shape
+        return 0 < rows <= MOST_ROWS and outputs > 0 and 0 < inputs <= (MOST_NORMED if normed else MOST_INPUTS)
+
+    def normed(self, x: torch.Tensor, norm: torch.Tensor, eps: float, gated: bool) -> torch.Tensor:
+        """The RMS norm of x [R, I], the product, and where `gated` silu of its first half times the second."""
+        return few_rows(x, self, norm=norm, eps=eps, gated=gated)
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The product of x [R, I], and the residual [R, O]."""
+        return few_rows(x, self, residual=residual)
 
 
 class TritonGemvBody:
     """See `engine.interfaces.ops.Ops`. Without state; what is launched depends on shapes alone."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        del context
+    def __init__(self, context: WorkerContext | None) -> None:
+        self._dependent = depends(context)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """weight [O, I], bias [O] -> what `linear` takes. Dense tensors are kept, not copied."""
-        return PackedWeight(weight.contiguous(), None if bias is None else bias.contiguous())
+        return PackedWeight(weight.contiguous(), None if bias is None else bias.contiguous(), self._dependent)
 
     def linear(self, x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
         """x [T, I] -> x @ weight.T + bias, [T, O]."""
-        outputs, inputs = packed.weight.shape
-        if not 0 < x.shape[0] <= MOST_ROWS or not outputs or not 0 < inputs <= MOST_INPUTS:
-            return F.linear(x, packed.weight, packed.bias)
-        return few_rows(x, packed)
+        return few_rows(x, packed) if packed.fits(x.shape[0], False) else F.linear(x, packed.weight, packed.bias)
 
 
 def few_rows(
@@ -47,7 +66,7 @@ def few_rows(
     eps: float = 0.0,
     residual: torch.Tensor | None = None,
     gated: bool = False,
-    dependent: bool = False,
+    dependent: bool | None = None,
     cut: MatrixCut | None = None,
 ) -> torch.Tensor:
     """x [R, I] by the matrix, R at most MOST_ROWS, in one launch.
@@ -56,10 +75,12 @@ def few_rows(
         norm: weight [I] of the RMS norm that comes before, with `eps`.
         residual: [R, O], added to the results; not together with `gated`.
         gated: silu of the first half of the results times the second is given: [R, O / 2].
-        dependent: the launch may begin before the one before it ended (programmatic dependent launch, sm_90 and later).
+        dependent: whether the launch may begin before the one before it has ended, see `engine_cuda.dependents`; None
+            for what the matrix was packed with.
         cut: in place of the table's.
     """
-    weight, bias = packed
+    weight, bias = packed.weight, packed.bias
+    dependent = packed.dependent if dependent is None else dependent
     rows, (outputs, inputs) = x.shape[0], weight.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     if residual is not None and residual.stride(1) != 1:

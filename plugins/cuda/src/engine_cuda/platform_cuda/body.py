@@ -12,6 +12,7 @@ import torch
 from engine.interfaces.platform import CacheMemory, CaptureKey, Trial
 from engine.modeling import out_of_memory
 from engine.types.errors import ConfigError, ContractError, KVCacheTooSmallError, UnfitDriverError
+from engine_cuda.dependents import can_depend
 from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.fetch import CudaFetch
 from engine_cuda.platform_cuda.graphs import Graphs
@@ -49,6 +50,9 @@ def most_drafts(start: WorkerStart) -> int:
 class CudaPlatformBody:
     """See `engine.interfaces.platform.Platform`. Work is queued on the current stream of the thread that calls.
 
+    Attributes:
+        dependents: whether kernels may begin before the one before has ended, see `engine_cuda.dependents`.
+
     Raises:
         UnfitDriverError: torch cannot start the device, although it is there.
         ConfigError: there are more ranks than GPUs.
@@ -79,6 +83,7 @@ class CudaPlatformBody:
                 point="platform",
                 driver="cuda",
             ) from error
+        self.dependents = options.dependents == "auto" and can_depend(self._device)
         self._outside = total - free - torch.cuda.memory_reserved(self._device)
         self._results = torch.cuda.Stream(self._device)
         self._graphs = Graphs(self._device)

@@ -32,6 +32,8 @@ class CudaPlatformOptions(BaseModel):
         buckets: numbers of rows that decode steps are padded up to, each captured once; "auto" takes 1, 2, 4, then
             every 8th up to 256 and every 16th up to 512, as far as so many requests run at once; of rows with drafts
             those of 512 tokens at most.
+        dependents: "auto" lets kernels that wait by themselves for what they read begin while the one before runs,
+            where the GPU can (compute capability 9.0 and later); "never" launches one after the other.
         ranks_per_device: how many ranks may share a GPU. With more than one they divide its memory, and rank i has
             GPU i / ranks_per_device: for tests, it is slower than one rank.
     """
@@ -41,6 +43,7 @@ class CudaPlatformOptions(BaseModel):
     capture: Literal["auto", "always", "never"] = "auto"
     capture_mixed: Literal["auto", "never"] | Counts = "auto"
     buckets: Literal["auto"] | Counts = "auto"
+    dependents: Literal["auto", "never"] = "auto"
     ranks_per_device: Annotated[int, Field(ge=1, le=8)] = 1
 
     @field_validator("buckets", "capture_mixed", mode="before")
