@@ -13,7 +13,7 @@ from engine.interfaces.platform import CacheMemory, CaptureKey, Trial
 from engine.modeling import out_of_memory
 from engine.types.errors import ConfigError, ContractError, KVCacheTooSmallError, UnfitDriverError
 from engine_cuda.dependents import can_depend
-from engine_cuda.platform_cuda.buckets import row_buckets, token_buckets
+from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.fetch import CudaFetch
 from engine_cuda.platform_cuda.graphs import Graphs
 from engine_cuda.platform_cuda.memory import Measured, cache_memory, graph_bytes
@@ -65,6 +65,7 @@ class CudaPlatformBody:
         self._asked_mixed = options.capture_mixed
         start = context.start
         self._max_num_seqs = start.max_num_seqs
+        self._useful_tokens = hidden_tokens(start.model.hidden_size, start.parallel.tp)
         self._most_tokens = min(start.max_num_batched_tokens, start.max_num_seqs * (start.max_model_len - 1))
         self._most_drafts = most_drafts(context.start)
         try:
@@ -100,8 +101,8 @@ class CudaPlatformBody:
         if self._mode == "never":
             return ()
         if not tokens_per_row:
-            mixed = self._asked_mixed
-            return () if mixed == "never" else token_buckets(self._most_tokens, None if mixed == "auto" else mixed)
+            mixed = None if self._asked_mixed == "auto" else self._asked_mixed
+            return () if mixed == "never" else token_buckets(self._most_tokens, mixed, self._useful_tokens)
         asked = None if self._asked_buckets == "auto" else self._asked_buckets
         return row_buckets(max_num_seqs, asked, tokens_per_row)
 
