@@ -116,6 +116,29 @@ def test_captured_steps_give_the_tokens_of_uncaptured_ones(folder: Path, drafts:
     assert found[0] == found[1]
 
 
+def arriving(folder: Path, **settings: Any) -> list[list[int]]:
+    """The tokens of prompts that come one after the other, while those before them decode; some in two chunks."""
+    tokens: list[list[int]] = [[] for _ in LENGTHS]
+    with LLM(model=str(folder), dtype="float32", attention="triton", **(SIZES | settings)) as llm:
+        engine = llm.llm_engine
+        for index, (prompt, params) in enumerate(zip(prompts(), mixed(), strict=True)):
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+            for _ in range(2):
+                for output in engine.step():
+                    tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+    return tokens
+
+
+def test_captured_steps_with_prompts_give_the_tokens_of_uncaptured_ones(folder: Path) -> None:
+    settings: dict[str, Any] = {"platform.capture": "always", "max_num_batched_tokens": 64}
+    eager = arriving(folder, **settings, **{"platform.capture_mixed": "never"})
+    assert eager == arriving(folder, **settings, **{"platform.capture_mixed": "16,32,64"})
+    assert all(len(tokens) == NEW_TOKENS for tokens in eager)
+
+
 def test_drafts_change_no_token(folder: Path) -> None:
     drafts: dict[str, Any] = {"drafter": "ngram", "drafter.num_tokens": 4, "drafter.min_match": 1}
     assert generate(folder, mixed(), dtype="float32", **drafts) == generate(folder, mixed(), dtype="float32")

@@ -11,7 +11,7 @@ import torch
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
 from engine.types.parallel import Parallel, Place
 from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts
-from engine_cuda.platform_cuda.buckets import row_buckets
+from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
 from engine_cuda.platform_cuda.late import LateKernels
@@ -31,6 +31,25 @@ def test_buckets() -> None:
     assert row_buckets(64, None, 5) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
     assert row_buckets(256, None, 5)[-1] == 96 and row_buckets(300, None, 513) == ()
     assert row_buckets(20, (64, 8, 32, 8)) == (8, 32) and row_buckets(100, (64, 8)) == (8, 64)
+
+
+def test_buckets_of_steps_with_prompts() -> None:
+    """None holds more tokens than a step can have; the largest step is one where it is small."""
+    assert token_buckets(8192) == (*range(64, 513, 64), *range(640, 1025, 128)) and token_buckets(512)[-2:] == (
+        448,
+        512,
+    )
+    assert token_buckets(200) == (64, 128, 192, 200) and token_buckets(64) == (64,) and token_buckets(5) == (5,)
+    assert token_buckets(1) == () and token_buckets(600, (1024, 256, 96)) == (96, 256)
+
+
+def test_steps_are_captured_as_far_as_the_host_is_slower() -> None:
+    """0.6B, 4B and 8B models, and one of 70B on eight GPUs."""
+    assert hidden_tokens(1024, 1) > 1024 and 400 < hidden_tokens(2560, 1) < 600
+    assert 190 < hidden_tokens(4096, 1) < 210 and 350 < hidden_tokens(8192, 8) < 450
+    assert token_buckets(8192, None, hidden_tokens(4096, 1)) == (64, 128, 192)
+    assert token_buckets(8192, None, 5) == (64, 128) and token_buckets(100, None, 5) == (64, 100)
+    assert token_buckets(8192, (700,), 5) == (700,)
 
 
 def test_places_of_ranks() -> None:
@@ -285,6 +304,9 @@ def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monke
         data_parallel_rank=0,
         data_parallel_size=1,
         max_num_seqs=1,
+        model=SimpleNamespace(hidden_size=64),
+        max_num_batched_tokens=8,
+        max_model_len=8,
         choices=(),
         device="cuda",
     )

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.interfaces.quantization import KINDS, QuantizationCard, QuantizationNeed, Rounding
 from engine_cuda.interpreter import wrong_device
 from engine_cuda.nvidia import wrong_gpu
+from engine_cuda.seen import RAN
 
 DTYPES = ("bfloat16", "float16")
 STORED = ("float16", "bfloat16", "float32", "float64")
@@ -67,4 +68,4 @@ class Fp8Quantization(QuantizationCard):
 
     @classmethod
     def remarks(cls, need: QuantizationNeed) -> list[str]:
-        return ["it was not run on a GPU yet: interpreted kernels passed its suite, beside products by a processor"]
+        return [RAN]
