@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,3 +82,27 @@ class StoredCpu(Stored):
     @classmethod
     def remarks(cls, need: QuantizationNeed) -> list[str]:
         return not_run()
+
+
+class StoredTriton(Stored):
+    """The same weights multiplied as they are stored, on a GPU."""
+
+    priority = 10
+    body = "engine_quantization.triton_body:TritonBody"
+
+    @classmethod
+    def rounding(cls, kind: str, options: Any) -> Rounding:
+        """Weights are exact; rows meet 8-bit floats with a scale for each output as such, as in driver `fp8`."""
+        return Rounding(0.0, 0, 16 / 448 + 2.0**-20, 0)
+
+    @classmethod
+    def unsupported(cls, need: QuantizationNeed) -> list[str]:
+        found = super().unsupported(need)
+        if importlib.util.find_spec("engine_cuda") is None:
+            return [*found, "engine-cuda is not installed"]
+        from engine_cuda.interpreter import wrong_device
+
+        found += wrong_device(need.device)
+        if need.dtype not in ("float32", "bfloat16", "float16"):
+            found.append(f"dtype {need.dtype} is not one of float32, bfloat16, float16")
+        return found
