@@ -105,8 +105,8 @@ class TritonPlan:
     def _kinds(self, batch: AttentionBatch) -> tuple[bool, bool]:
         """Whether there are short rows, and long ones; padding tokens are a row too. Both where a captured step's rows
         are others from step to step."""
-        if batch.any_rows:
-            return True, True
+        if batch.any_rows or self.one_each:
+            return True, not self.one_each
         bounds = batch.query_start_loc_host[: batch.num_rows + 1]
         counts = np.append(np.diff(bounds), batch.num_tokens - bounds[-1])
         is_long = counts > self._queries[0]

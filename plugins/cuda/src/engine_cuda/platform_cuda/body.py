@@ -13,9 +13,10 @@ from engine.interfaces.platform import CacheMemory, CaptureKey, Trial
 from engine.modeling import out_of_memory
 from engine.types.errors import ConfigError, ContractError, KVCacheTooSmallError, UnfitDriverError
 from engine_cuda.dependents import can_depend
-from engine_cuda.platform_cuda.buckets import row_buckets, token_buckets
+from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.fetch import CudaFetch
 from engine_cuda.platform_cuda.graphs import Graphs
+from engine_cuda.platform_cuda.late import late_kernels
 from engine_cuda.platform_cuda.memory import Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import RING_BYTES, StagingRing
 
@@ -65,6 +66,7 @@ class CudaPlatformBody:
         self._asked_mixed = options.capture_mixed
         start = context.start
         self._max_num_seqs = start.max_num_seqs
+        self._useful_tokens = hidden_tokens(start.model.hidden_size, start.parallel.tp)
         self._most_tokens = min(start.max_num_batched_tokens, start.max_num_seqs * (start.max_model_len - 1))
         self._most_drafts = most_drafts(context.start)
         try:
@@ -89,6 +91,7 @@ class CudaPlatformBody:
         with torch.inference_mode(False):  # or it could be written to in that mode alone
             buffer = torch.empty(RING_BYTES, dtype=torch.uint8, pin_memory=True)
         self._ring = StagingRing(buffer, _event)
+        late_kernels.listen()
 
     @property
     def device(self) -> torch.device:
@@ -100,8 +103,8 @@ class CudaPlatformBody:
         if self._mode == "never":
             return ()
         if not tokens_per_row:
-            mixed = self._asked_mixed
-            return () if mixed == "never" else token_buckets(self._most_tokens, None if mixed == "auto" else mixed)
+            mixed = None if self._asked_mixed == "auto" else self._asked_mixed
+            return () if mixed == "never" else token_buckets(self._most_tokens, mixed, self._useful_tokens)
         asked = None if self._asked_buckets == "auto" else self._asked_buckets
         return row_buckets(max_num_seqs, asked, tokens_per_row)
 
@@ -186,6 +189,7 @@ class CudaPlatformBody:
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> CudaFetch:
         """On a stream of their own, behind the work that is queued now; the next step's work does
         not wait for them."""
+        late_kernels.serving = True  # a start fetches nothing
         self._results.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._results):
             hosts = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
