@@ -28,7 +28,8 @@ def can_depend(device: torch.device) -> bool:
 
 def depends(context: WorkerContext | None) -> Mapping[str, bool]:
     """What a driver's kernels are launched with, DEPENDENT or nothing: the platform `cuda` says it."""
-    return DEPENDENT if context is not None and getattr(context.platform, "dependents", False) else {}
+    platform = getattr(context, "platform", None)
+    return DEPENDENT if getattr(platform, "dependents", False) else {}
 
 
 class MayDepend:
