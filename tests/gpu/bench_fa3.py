@@ -122,7 +122,9 @@ class Step:
     """A step over pages of several layers, all of the same keys and values."""
 
     def __init__(self, work: Work, variant: Variant, device: str, cold_bytes: int) -> None:
-        self.work, self.variant, self.device = work, variant, device
+        self.work = work
+        self.variant = variant
+        self.device = device
         self.layers = min(LAYERS, max(1, -(-cold_bytes // work.read)))
         random = torch.Generator(device).manual_seed(len(work.rows))
         self.lengths = [keys for _, keys in work.rows]
@@ -292,9 +294,11 @@ def measure(work: Work, variant: Variant, device: str, cold_bytes: int) -> Row:
     seconds = seconds_a_layer(step, launch, out)
     row = Row(what=what, result=f"{seconds * 1e6:,.1f} us a layer ({step.layers}), {error:.2f} tolerances from float64")
     if work.tokens == len(work.rows):
-        row.gb_s, row.share = work.read / seconds / 1e9, "gb_s"
+        row.gb_s = work.read / seconds / 1e9
+        row.share = "gb_s"
     else:
-        row.tflop_s, row.share = work.operations / seconds / 1e12, "tflop_s"
+        row.tflop_s = work.operations / seconds / 1e12
+        row.share = "tflop_s"
     row.figures["us"] = seconds * 1e6
     return row
 

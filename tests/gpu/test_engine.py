@@ -187,11 +187,13 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cuStre
 def test_the_profiler_sees_no_wait_in_decode_steps(decoding: Any) -> None:
     """What waits is the copy of the tokens back, on an event; nothing waits for the whole stream or device."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function("steps"):
         for _ in range(8):
             decoding.step()
-    names = [event.name for event in profile.events() or ()]
+    on_host = [event for event in profile.events() or () if event.device_type == torch._C._autograd.DeviceType.CPU]
+    (steps,) = [event.time_range for event in on_host if event.name == "steps"]
+    # The profiler's own waits, before and after, differ from version to version.
+    names = [event.name for event in on_host if steps.start <= event.time_range.start <= steps.end]
     assert any("Launch" in name for name in names), "the profiler saw the launches"
-    ends = 2  # the profiler's own, when it begins and ends
     waits = [name for name in names if name in WAITS]
-    assert len(waits) <= ends, f"{len(waits)} waits in 8 steps: {sorted(set(waits))}"
+    assert not waits, f"{len(waits)} waits in 8 steps: {sorted(set(waits))}"

@@ -36,7 +36,7 @@ class Watching(StepPart):
 
 @pytest.mark.parametrize("changes", [{}, {"platform": "buckets", "attention": "capturable"}], ids=["plain", "captured"])
 def test_what_a_step_tells(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of a prompt, its end, and decodes beside another prompt."""
+    """A chunk of a prompt, its end, and decodes beside another prompt; padding of captured steps behind them."""
     part = Watching()
     with_part(part, monkeypatch)
     worker = started(**changes)

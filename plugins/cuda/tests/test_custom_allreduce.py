@@ -234,6 +234,10 @@ def check_compiled(found: compiled.Compiled) -> None:
     waits = re.findall(r"again:(.*?)bra again;", found.assembly, re.DOTALL)
     assert waits and all("ld.acquire.sys.global.b64" in body for body in waits)
     assert not any(word in body for body in waits for word in ("bar.sync", "shfl", "st.global"))
+    ahead = re.findall(
+        r"%tid\.x;\s+mov\.b64\s+flag, \S+;\s+setp\.ge\.u32\s+other, thread, 32;\s+@other bra done;", found.assembly
+    )
+    assert len(ahead) == len(waits), "one warp of a program waits"
     order = re.findall(r"bar\.sync|release\.exch|bra again|ld\.global\.v4", found.assembly)
     letters = {"bar.sync": "b", "release.exch": "r", "bra again": "w", "ld.global.v4": "l"}
     after = "".join(letters[word] for word in order)

@@ -14,6 +14,7 @@ from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_
 from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
+from engine_cuda.platform_cuda.late import LateKernels
 from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import StagingRing
 from engine_cuda.platform_cuda.trial import compare, culprit, what_stopped
@@ -155,11 +156,19 @@ def test_what_a_trial_finds() -> None:
     compare((hidden, logits, broken), (hidden.clone(), logits.clone(), broken.clone()), 0)
     compare((hidden, logits + 0.1, broken), (hidden, logits, broken), 0)  # within what a bfloat16 model rounds
     compare((nan,), (nan.clone(),), 1)
+    outlier = hidden.clone()
+    outlier[0, 3] = 5000.0
+    swapped = outlier.clone()
+    swapped[2] = outlier[1]
+    compare((outlier + 0.3,), (outlier,), 0)
+    tiny = torch.cat((logits, logits[:1] * 1e-9))
+    compare((torch.cat((logits, logits[1:2] * 1e-9)),), (tiny,), 0)
     for found, expected, words in (
         ((hidden, logits + 1.5, broken), (hidden, logits, broken), r"output 1 .*a difference of 1\.5"),
         ((hidden, logits, ~broken), (hidden, logits, broken), "output 2 .*4 elements differ"),
         ((nan,), (logits,), "output 0 .*NaN"),
         ((logits + 0.1,), (logits,), r"output 0 .*a difference of 0\.1"),  # a float32 model rounds less
+        ((swapped,), (outlier,), r"output 0 .*row 2 lies"),
         ((logits[:2],), (logits,), r"output 0 .*shape \[2, 30\] for \[4, 30\]"),
     ):
         with pytest.raises(ContractError, match=rf"replayed on input 1, its {words}"):
@@ -304,3 +313,23 @@ def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monke
     with pytest.raises(UnfitDriverError, match="no more of this"):
         CudaPlatformBody(SimpleNamespace(options=CudaPlatformOptions(), start=start))  # type: ignore[arg-type]
     assert done == ["init", "cuda:0", "synchronize", "empty_cache", "asked"]
+
+
+def test_kernels_that_are_compiled_late(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of a start are not told, nor what lies in Triton's cache; who listened before goes on listening."""
+    knobs = pytest.importorskip("triton.knobs")
+    heard = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **given: heard.append(given["src"].name))
+    late, given = LateKernels(), {"metadata": {}, "metadata_group": {}}
+    late.listen()
+    late.listen()
+    assert knobs.compilation.listener is late
+    for serving, name, cached in ((False, "early", False), (True, "found", True), (True, "tile", False)):
+        late.serving = serving
+        source = SimpleNamespace(name=name)
+        knobs.compilation.listener(src=source, times=SimpleNamespace(total=1_500_000), cache_hit=cached, **given)
+    assert heard == ["early", "found", "tile"] and late.seen == 1
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("kernel tile was compiled while requests were computed, which waited 1.5 s")
+    late.listen()
+    assert not late.serving

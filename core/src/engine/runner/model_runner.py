@@ -353,20 +353,26 @@ class ModelRunner:
             state.update(step.more)
         if self._link is not None:
             state.update(self._link.state(step.frame.num_tokens))
-        view, walk = None, self._walk
+        view, walk, select = None, self._walk, step.select
+        # Parts and listeners may read all hidden states, stages go on with them, and a captured step serves many plans.
+        others = step is not self._eager or self._at_work or step.listeners or self._link is not None
+        if select is not None and len(select) and not others:
+            state["wanted"] = select
         if step.listeners:
             staged = self._link is not None
             view = View(self._platform, self._attention, step.frame, step.streams, step.plan, staged)
             walk = StepWalk(self._first_layer, view, step.listeners)
+        narrowed = "wanted" in state
         hidden = self._model.forward(state, walk)
+        narrowed = narrowed and "wanted" not in state
         step.hidden = hidden = hidden if view is None or hidden is None else view.spread(hidden)
         if hidden is None:
             assert self._link is not None
             step.left = self._link.left(state)
-        elif step.select is None:
+        elif select is None or len(select):
+            if select is not None and not narrowed:
+                hidden = self._ops.gather_rows(hidden, select)
             step.take(self._ops.check_logits(self._model.logits(hidden)))
-        elif len(step.select):
-            step.take(self._ops.check_logits(self._model.logits(self._ops.gather_rows(hidden, step.select))))
 
 
 def _has(part: StepPart, method: str) -> bool:

@@ -24,6 +24,7 @@ from engine.modeling import (
     RowParallelLinear,
     Stack,
     Weight,
+    narrowed,
 )
 from engine.modeling.parallel import even, group_of, kv_heads
 from engine_kit.encoder_layers import Table
@@ -61,7 +62,8 @@ class PreNormLayer(Module):
         if self.scale == 1.0 and self._few_rows(state):
             return
         hidden, residual = self.attention_norm.add(state["hidden"], state.get("residual"))
-        hidden, residual = self.mlp_norm.add(self._scaled(self.attention(hidden, state["positions"])), residual)
+        hidden, residual = narrowed(self._ops, state, self.attention(hidden, state["positions"]), residual)
+        hidden, residual = self.mlp_norm.add(self._scaled(hidden), residual)
         state["hidden"], state["residual"] = self._scaled(self.mlp(hidden)), residual
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from engine_cuda.dependents import can_depend
 from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.fetch import CudaFetch
 from engine_cuda.platform_cuda.graphs import Graphs
+from engine_cuda.platform_cuda.late import late_kernels
 from engine_cuda.platform_cuda.memory import Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import RING_BYTES, StagingRing
 
@@ -90,6 +91,7 @@ class CudaPlatformBody:
         with torch.inference_mode(False):  # or it could be written to in that mode alone
             buffer = torch.empty(RING_BYTES, dtype=torch.uint8, pin_memory=True)
         self._ring = StagingRing(buffer, _event)
+        late_kernels.listen()
 
     @property
     def device(self) -> torch.device:
@@ -187,6 +189,7 @@ class CudaPlatformBody:
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> CudaFetch:
         """On a stream of their own, behind the work that is queued now; the next step's work does
         not wait for them."""
+        late_kernels.serving = True  # a start fetches nothing
         self._results.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._results):
             hosts = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)

@@ -103,8 +103,10 @@ class _FlashAttention3:
         metadata: Callable[..., torch.Tensor] | None,
         processors: int,
     ) -> None:
-        self._operator, self._nothing = operator, nothing
-        self._metadata, self._processors = metadata, processors
+        self._operator = operator
+        self._nothing = nothing
+        self._metadata = metadata
+        self._processors = processors
 
     def __call__(self, call: KernelCall) -> torch.Tensor | None:
         plan = call.plan

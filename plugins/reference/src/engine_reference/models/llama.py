@@ -13,7 +13,19 @@ from dataclasses import dataclass
 import torch
 
 from engine.interfaces.model import ModelContext, State
-from engine.modeling import Attention, Decoder, Embedding, GatedMLP, Linear, LMHead, Module, RMSNorm, Rotary, Stack
+from engine.modeling import (
+    Attention,
+    Decoder,
+    Embedding,
+    GatedMLP,
+    Linear,
+    LMHead,
+    Module,
+    RMSNorm,
+    Rotary,
+    Stack,
+    narrowed,
+)
 from engine_kit.few_rows import FewRows
 from engine_kit.model_config import Config, flag, integer, number, read_rope
 from engine_kit.pooled_decoders import of_pooling_model
@@ -41,6 +53,7 @@ class LlamaLayer(Module):
         norms = None
         if features.qk_norm:
             norms = tuple(RMSNorm(context, spec.head_size, eps, f"{name}.{part}_norm") for part in "qk")
+        self._ops = context.ops
         self.attention_norm = RMSNorm(context, model.hidden_size, eps, f"{prefix}.input_layernorm")
         self.attention = Attention(
             context,
@@ -65,7 +78,7 @@ class LlamaLayer(Module):
         if self._few_rows(state):
             return
         hidden, residual = self.attention_norm.add(state["hidden"], state.get("residual"))
-        hidden = self.attention(hidden, state["positions"])
+        hidden, residual = narrowed(self._ops, state, self.attention(hidden, state["positions"]), residual)
         hidden, residual = self.mlp_norm.add(hidden, residual)
         state["hidden"], state["residual"] = self.mlp(hidden), residual
 
