@@ -311,13 +311,6 @@ class ModelSuite(Conformance):
         return None if model.encoder is None else encoder_input(model)
 
     @classmethod
-    def pooled(cls, found: torch.Tensor) -> torch.Tensor:
-        """Of a prompt's answers those that transformers gives too: a classifier's are the pooled token's."""
-        if not cls.description().pooler.num_labels:
-            return found
-        return found[{"last": slice(-1, None), "cls": slice(0, 1)}[cls.description().pooler.pooling_type]]
-
-    @classmethod
     def alone(cls, ids: Sequence[int], types: Sequence[int] | None = None) -> torch.Tensor:
         """What the model says of a prompt that is computed alone and at once, in float64."""
         return cast("Session", cls.once("session", cls.session)).whole(ids, types)
@@ -348,7 +341,7 @@ class ModelSuite(Conformance):
             assert value == said, f"{key} is {said} in the config, and {value} described"
         for spec in model.sites:
             assert not spec.num_kv_heads or spec.num_q_heads % spec.num_kv_heads == 0
-            assert (spec.sliding_window is not None) == (spec.kind == "sliding")
+            assert spec.kind == "encoder" or (spec.sliding_window is not None) == (spec.kind == "sliding")
             assert not spec.model, "a layer of a draft model"
         assert model.max_model_len > 0
         assert model.generates or model.pooler.tasks
