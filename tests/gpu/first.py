@@ -40,6 +40,13 @@ NEEDED = ("torch", "triton", "transformers", "pytest", "hypothesis")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
 RESERVED = 6.0
 """Seconds kept for ending what hangs and for the table."""
+OF_KERNELS = {
+    "bench_small_rows": "products of few rows",
+    "bench_fa3": "FlashAttention 3",
+    "bench_moe": "experts",
+    "bench_mixed": "mixed steps",
+}
+"""Benchmarks of a few kernels each, and what they are about."""
 MARK = "GPU_CHECK_STAGE"
 """In the environment of all that a stage starts, however far from it."""
 SMALL = ("--model", "dummy:0.6B", "--title", "0.6B")
@@ -86,10 +93,10 @@ def stages(workers: int, paths: Sequence[str] = TESTS, thorough: bool = False) -
     others = pytest(*spread, *(f"--ignore={path}" for path in alone), *paths, thorough=thorough)
     few = ["--set", "kv_cache_memory=8589934592"]
     warming = [
-        others,
+        *([others] if paths else []),
         bench("bench_engine", *SMALL, "--work", "decode1,prefill", *few),
         bench("bench_engine", *LARGE, "--work", "decode1,prefill", *few),
-        *(bench(module) for module in ("bench_small_rows", "bench_fa3", "bench_moe") if there(module)),
+        *(bench(module) for module in OF_KERNELS if there(module)),
     ]
     found = [
         Stage("tests and benchmarks side by side", warming, 120, ONE_THREAD, tests=True),
@@ -98,14 +105,14 @@ def stages(workers: int, paths: Sequence[str] = TESTS, thorough: bool = False) -
             "Qwen3 0.6B", [bench("bench_engine", *SMALL, "--work", "decode1,decode256,prefill,nano")], 60, shares=True
         ),
         Stage("Llama 8B", [bench("bench_engine", *LARGE, "--work", "decode1,decode256,prefill")], 70, shares=True),
-        Stage("tests that need the GPU alone", [pytest("-x", *alone, thorough=thorough)], 90, tests=True),
+        *(
+            [Stage("tests that need the GPU alone", [pytest(*alone, thorough=thorough)], 90, tests=True)]
+            if alone
+            else []
+        ),
         Stage("matrix products alone", [bench("bench_linear")], 30),
     ]
-    if there("bench_small_rows"):
-        found.append(Stage("products of few rows", [bench("bench_small_rows")], 45))
-    for name, module in (("FlashAttention 3", "bench_fa3"), ("experts", "bench_moe"), ("mixed steps", "bench_mixed")):
-        if there(module):
-            found.append(Stage(name, [bench(module)], 45))
+    found += [Stage(name, [bench(module)], 45) for module, name in OF_KERNELS.items() if there(module)]
     found.append(Stage("attention side by side", [bench("bench_attention")], 100))
     return found
 
@@ -179,7 +186,8 @@ class Check:
             trouble = f"exit status {outcome.status}: {last_words(outcome.lines)}"
         failed = bool(trouble) or any(row.result.startswith("failed") for row in rows)
         name = stage.name if alone else f"{stage.name}: {command[2].removeprefix('tests.gpu.')}"
-        self.parts.append(Part(name, outcome.seconds, trouble, summary(outcome.lines), failed))
+        said = summary(outcome.lines) if "pytest" in command else ""
+        self.parts.append(Part(name, outcome.seconds, trouble, said, failed))
 
     def _probe(self) -> None:
         """Whether the GPU still answers: a kernel that hangs outlives its process, and each stage behind would hang."""
@@ -247,7 +255,7 @@ def check(asked: argparse.Namespace) -> int:
         prepare(target, asked.wheels)
     found = Check(budget, variables(target), asked.out)
     found.parts.append(Part("environment", time.monotonic() - began))
-    paths = [path for path in asked.tests.split(",") if (ROOT / path).exists()]
+    paths = [path for path in asked.tests.split(",") if path and (ROOT / path).exists()]
     spread = run([sys.executable, "-c", "import xdist"], budget.limit(20), found.environment).status == 0
     workers = min(MOST_WORKERS, (os.cpu_count() or 1) * 2 // 3) if spread else 1
     for stage in chosen(stages(workers, paths, asked.thorough), asked.only):
@@ -295,7 +303,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--here", action="store_true", help="make none: this Python has the project installed")
     flags.add_argument("--seconds", type=float, default=570, help="for everything, the table included (default: 570)")
     flags.add_argument("--only", default="", help="stages by the beginnings of their names, comma-separated")
-    flags.add_argument("--tests", default=",".join(TESTS), help="folders, comma-separated")
+    flags.add_argument("--tests", default=",".join(TESTS), help="folders, comma-separated; none for no tests")
     flags.add_argument("--thorough", action="store_true", help="the tests marked slow too: thousands of kernels")
     out = Path(os.environ.get("OUT") or ROOT / "build") / "gpu-check.md"
     flags.add_argument("--out", type=Path, default=out, help="the table, as Markdown")

@@ -11,12 +11,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.version import Version
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
 from tests.gpu import page as page_module
 from tests.gpu.bench_linear import MODELS, measure
+from tests.gpu.bench_moe import Layer, Shape
+from tests.gpu.bench_moe import measure as measure_experts
 from tests.gpu.device_time import table as kernels
 from tests.gpu.device_time import union
 from tests.gpu.environment import ROOT, packages, prepare, variables
@@ -271,13 +274,67 @@ def test_the_reader_reads_every_word() -> None:
 
 
 @pytest.mark.slow
-def test_linear_layers_side_by_side() -> None:
-    """In Triton's interpreter, on small parts of the matrices: both drivers compute the same, and a row tells each."""
+def test_few_rows_side_by_side() -> None:
+    """In Triton's interpreter, on small matrices: every way computes the same, and a row tells each."""
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "tests.gpu.bench_gemv", "--device", "cpu", "--models", "0.6B"]
+    command = [sys.executable, "-m", "tests.gpu.bench_small_rows", "--device", "cpu", "--models", "0.6B"]
     outcome = run(
-        [*command, "--divide", "1024", "--cold-bytes", "1"], 120, {**variables(None), "TRITON_INTERPRET": "1"}
+        [*command, "--divide", "64", "--cold-bytes", "1", "--seconds", "12"], 100,
+        {**variables(None), "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.lines
+    rows, _ = told(outcome.lines)
+    *measured, left = rows
+    assert len(measured) >= 2 and "no time was left" in left.result
+    assert all(row.result.startswith("cuBLAS 0.0, gemv 0.0") for row in measured), measured
+    assert all("fused, dependent 0.0" in row.result for row in measured)
+
+
+def test_few_rows_name_what_went_wrong() -> None:
+    """A way that computes something else, or nothing, is told and not timed; the others are."""
+    pytest.importorskip("triton")
+    program = (
+        "import sys, torch; sys.argv = ['', '--device', 'cpu', '--models', '0.6B', '--divide', '64', '--seconds', '0'];"
+        "from tests.gpu import bench_small_rows as bench;"
+        "bench.few_rows = lambda x, packed, **_: x.new_empty(x.shape[0], packed.weight.shape[0]);"
+        "bench.ROWS, bench.MAIN_ROWS = (1,), (1,);"
+        "asked = type('', (), dict(device='cpu', cold_bytes=1))();"
+        "bench.layer_row('0.6B', 'head', bench.Fused(32, 16), 1, asked)"
+    )
+    outcome = run(
+        [sys.executable, "-c", program], 60, {**variables(None), "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     )
     assert outcome.status == 0, outcome.lines
     rows, _ = told(outcome.lines)
-    assert len(rows) == 5 * 3 and all("torch" in row.result and "triton_gemv" in row.result for row in rows)
+    assert "gemv: ArithmeticError: wrong by inf" in rows[0].result and "; cuBLAS 0.0, composed 0.0" in rows[0].result
+
+
+@pytest.mark.slow
+def test_experts_side_by_side() -> None:
+    """In Triton's interpreter, on small experts: all three compute what float64 does, and a row tells each."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.gpu.bench_moe", "--device", "cpu", "--divide", "32", "--tokens", "1,6"]
+    outcome = run(command, 120, {**variables(None), "TRITON_INTERPRET": "1"})
+    assert outcome.status == 0, outcome.lines
+    rows, _ = told(outcome.lines)
+    names = ("loop", "torch._grouped_mm", "triton")
+    assert len(rows) == 2 * 2 and all(f"{name} 0.0 us" in row.result for name in names for row in rows)
+    assert not any("failed" in row.result for row in rows)
+
+
+def test_experts_that_are_wrong_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves a row unwritten, or is far from float64, fails alone."""
+    pytest.importorskip("triton")
+    layer = Layer(Shape(4, 2, 16, 8), "cpu")
+    right = layer.computes()["loop"]
+
+    def unwritten(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        out[1:] = right(x, ids, weights)[1:]
+        return out
+
+    wrong = {"half": lambda *given: right(*given) * 0.5, "unwritten": unwritten, "loop": right}
+    monkeypatch.setattr(layer, "computes", lambda: wrong)
+    row = measure_experts(layer, "small", 5)
+    assert row.result.startswith("failed: half: AssertionError")
+    assert "unwritten: AssertionError: 1 of 5 rows" in row.result and "loop 0.0 us" in row.result

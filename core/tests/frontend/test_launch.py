@@ -301,6 +301,14 @@ def test_the_caches_element_type(folder: Path) -> None:
         launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="float64"))
 
 
+def test_tokens_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform's number, unless the user names one."""
+    monkeypatch.setattr(PlatformCard, "step_tokens", classmethod(lambda cls: 4096))
+    for given, expected in (({}, 4096), ({"max_num_batched_tokens": 0}, 4096), ({"max_num_batched_tokens": 64}, 64)):
+        plan = launch(EngineConfig(model=str(folder), **given))
+        assert plan.start.worker.max_num_batched_tokens == plan.config.max_num_batched_tokens == expected
+
+
 class OwnWorker(PlatformCard):
     """A platform whose worker brings its own operations, attention and stored weights."""
 

@@ -16,12 +16,12 @@ LAYER = [
 """From a layer's write to the next layer's, but for what lies between the projection and the write."""
 
 
-def greedy_step(model: str, rows: int = 2) -> Launches:
+def greedy_step(model: str, rows: int = 2, pages: bool = False, gemv: bool = False) -> Launches:
     with noted():
-        worker = MetaWorker(model, rows)
+        worker = MetaWorker(model, rows, gemv)
         assert worker.ready.captured == (rows,)
         worker.enter(rows, temperature=0.0)
-        return worker.step()
+        return worker.step(pages)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,24 @@ def test_a_layer(model: str, turn: str) -> None:
     assert launches.captured[last:] == [*LAYER, "zeros", "check_kernel"]
 
 
+@pytest.mark.parametrize(("rows", "fused"), [(4, True), (5, False)])
+def test_a_layer_of_few_rows(rows: int, fused: bool) -> None:
+    """Up to four rows the products take in norms, sums and the activation; the final norm and the head are alone."""
+    launches = greedy_step("dummy:0.6B,layers=4", rows, gemv=True)
+    if not fused:
+        assert launches.layers == [[*LAYER, "qk_norm_rope_kernel"]] * 3
+        return
+    product = "few_rows_kernel"
+    layer = ["write_kernel", "attention_kernel", product, product, product, product, "qk_norm_rope_kernel"]
+    assert launches.layers == [layer] * 3
+    assert launches.captured[:3] == ["gather_kernel", product, "qk_norm_rope_kernel"]
+    last = len(launches.captured) - 1 - launches.captured[::-1].index("write_kernel")
+    assert launches.captured[last:] == [*layer[:5], "rms_norm_kernel", product, "zeros", "check_kernel"]
+
+
 def test_around_the_captured_step() -> None:
-    """One copy either way; inputs and the attention's plan in one launch each."""
-    launches = greedy_step("dummy:0.6B,layers=2")
+    """One copy either way; inputs and the attention's plan in one launch each, and new pages of all rows in one."""
     draw = ["blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel"]
-    assert launches.outside == ["to_device", "prepare_kernel", "plan_kernel", *draw, "to_host"]
+    for pages, placing in ((False, []), (True, ["index_put_"])):
+        launches = greedy_step("dummy:0.6B,layers=2", pages=pages)
+        assert launches.outside == ["to_device", *placing, "prepare_kernel", "plan_kernel", *draw, "to_host"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -170,6 +171,18 @@ class KeepsOldTable(Plain):
         table = None if out is None else out.table
         plan = super().plan(batch, group, out)
         plan.table = batch.block_table.clone() if table is None else table
+        return plan
+
+
+class KeepsItsRows(Plain):
+    """plan(out=) keeps how many tokens each row of the first step had"""
+
+    capture_level = "any"
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        bounds = batch.query_start_loc_host.copy() if out is None else out.bounds
+        plan = super().plan(replace(batch, query_start_loc_host=bounds), group, out)
+        plan.bounds = bounds
         return plan
 
 
@@ -517,7 +530,8 @@ LATENT = [
 MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, RoundsLse, LeavesLse,
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
-    PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
+    PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, KeepsItsRows,
+    MakesNewPlan, TrustsBound,
     WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, WindowToOneSide,
     NoWindowOfEncoders, TwoSidedOffByOne, WeighsBeyondTheWindow, AssumesDense, NoSinks, ScaledSinks,
     NoSlopes, SlopesToOneSide, NoRelativeBias, BiasMirrored, BiasEnds, CrossIsCausal,

@@ -4,7 +4,7 @@ The body of a driver is an `AttentionBackend` (below); of one that serves layers
 vector a token, a `LatentAttentionBackend` (`latent_attention.py`). Cards, needs, batches and layers are the same.
 
 Minor version 1 made `lse` a feature, which a driver may refuse; 2 added `read`; 3 the feature "tree", with `move`; 4
-the kind "cross", and the feature "relative_bias"; 5 the feature "two_sided".
+the kind "cross", and the feature "relative_bias"; 5 `AttentionBatch.any_rows`; 6 the feature "two_sided".
 """
 
 from __future__ import annotations
@@ -185,6 +185,8 @@ class AttentionBatch:
             less the number of its bits, its sliding window begins that much earlier, and a slope is for the keys
             between that it sees. The first `num_decodes` rows have no bits; a row of one token behind them may.
         bounds_are_exact: `seq_lens_bound` says what `seq_lens` says.
+        any_rows: the step is captured with rows of any numbers of tokens: its plan is refilled for others, of no tokens
+            too, and with tokens after the last row. Only where `capture_level` is "any".
 
     A row of fewer drafts may be padded to the others' number of tokens: what pads it writes to the null page, has the
     kv_index -1, and gives an output that nobody reads.
@@ -205,6 +207,7 @@ class AttentionBatch:
     kv_index: torch.Tensor
     hidden: torch.Tensor | None = None
     bounds_are_exact: bool = False
+    any_rows: bool = False
 
 
 class AttentionBackend(Protocol):

@@ -108,7 +108,8 @@ class State(dict[str, "torch.Tensor"]):
 
     `hidden` [T, H] is always there after the embedding, `token_ids` int32 [T] and `positions` int64 [T] from the
     start, `token_type_ids` int32 [T] too where the description has `num_token_types`; `residual` [T, H] where the
-    layers keep one.
+    layers keep one. `wanted` int64 [n], where it is there: the tokens whose hidden states will be read; the last layer
+    may compute these alone, and then takes the name away.
     """
 
 

@@ -218,7 +218,7 @@ class GatedMLP(Module):
         down: str = "down_proj",
     ) -> None:
         self._ops = context.ops
-        self._act = act
+        self.act = act
         names = [f"{name}.{part}" for part in parts]
         self.gate_up = MergedColumnLinear(context, hidden_size, [intermediate_size] * 2, names, bias)
         self.down = RowParallelLinear(context, intermediate_size, hidden_size, f"{name}.{down}", bias)
@@ -226,9 +226,9 @@ class GatedMLP(Module):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         inner = self.gate_up(x)
-        if self._act == "silu":
+        if self.act == "silu":
             return self.down(self._ops.silu_mul(inner))
-        return self.down(self._ops.gelu_mul(inner, self._act == "gelu_tanh"))
+        return self.down(self._ops.gelu_mul(inner, self.act == "gelu_tanh"))
 
 
 class Attention(Module):
@@ -281,12 +281,15 @@ class Attention(Module):
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """x [T, in_size], positions int64 [T] -> [T, hidden_size]."""
-        q, k, v = self.qkv(x)
+        return self.o(self.attended(*self.qkv(x), positions))
+
+    def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What lies between the projections: q, k, v [T, heads, head_size] -> [T, num_q_heads * head_size]."""
         if self.norms is not None:
             q_norm, k_norm = self.norms
             if self.rotary is not None and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
-                return self.o(self.attend(*self.rotary.normed(q, k, q_norm, k_norm, positions), v))
+                return self.attend(*self.rotary.normed(q, k, q_norm, k_norm, positions), v)
             q, k = q_norm(q), k_norm(k)
         if self.rotary is not None:
             q, k = self.rotary(q, k, positions)
-        return self.o(self.attend(q, k, v))
+        return self.attend(q, k, v)

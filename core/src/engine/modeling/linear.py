@@ -125,6 +125,11 @@ class Linear(Module):
             return super().own_bytes(itemsize)
         return self._quantization.packed_bytes(self._packed)
 
+    @property
+    def matrix(self) -> Any:
+        """What the ops packed, where its product is all that a call gives; else None."""
+        return None if self._quantization is not None or self._adapter is not None else self._packed
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_size] -> [T, sum of out_sizes]."""
         y = self._linear(x, self._packed)
@@ -182,6 +187,11 @@ class RowParallelLinear(Linear):
         columns = even(in_size, context, name)
         super().__init__(context, columns, [out_size], [name], bias, adds_bias=context.tp_rank == 0)
         self._group = group_of(context)
+
+    @property
+    def matrix(self) -> Any:
+        """None over several ranks, whose products are summed."""
+        return super().matrix if self._group is None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_size / ranks] -> [T, out_size]."""
@@ -258,7 +268,11 @@ class QKVLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """x [T, in_size] -> q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size], all views."""
-        q, k, v = torch.split(super().__call__(x), self._widths, dim=-1)
+        return self.parted(super().__call__(x))
+
+    def parted(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The product [T, sum of out_sizes] as q, k and v."""
+        q, k, v = torch.split(y, self._widths, dim=-1)
         size = self.head_size
         return (
             q.unflatten(-1, (self.num_q_heads, size)),

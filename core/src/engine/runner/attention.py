@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.errors import ContractError
 from engine.types.kv import KVGroup, KVLayout
 from engine.types.model import KVSpec
@@ -228,13 +228,9 @@ class AttentionLayers:
         if self.states is not None:
             self.states.restore(counts)
 
-    def can_capture_drafts(self) -> bool:
-        """True where every group's steps of the same number of tokens in every row may be captured."""
-        return all(self.backend(group).capture_level in ("uniform", "any") for group in self.groups)
-
-    def can_capture_decodes(self) -> bool:
-        """True where every group's steps of one token a row may be captured."""
-        return all(self.backend(group).capture_level != "none" for group in self.groups)
+    def captures(self, *levels: CaptureLevel) -> bool:
+        """Whether every group's `capture_level` is among these."""
+        return all(self.backend(group).capture_level in levels for group in self.groups)
 
 
 def _form(kind: str) -> str:

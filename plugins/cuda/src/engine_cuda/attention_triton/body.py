@@ -44,11 +44,12 @@ class _Scratch(NamedTuple):
 class TritonAttentionBody:
     """See `engine.interfaces.attention.AttentionBackend`.
 
-    A captured step stays right for any lengths, pages and places. It has to keep its kinds of rows, as all steps with
-    the same number of tokens in every row do: up to as many tokens as a short unit has, or more.
+    A captured step stays right for any lengths, pages and places, and for any rows where its batch says `any_rows`.
+    Else it has to keep its kinds of rows, as all steps with the same number of tokens in every row do: up to as many
+    tokens as a short unit has, or more.
     """
 
-    capture_level: CaptureLevel = "uniform"
+    capture_level: CaptureLevel = "any"
 
     def __init__(self, context: WorkerContext) -> None:
         options: TritonAttentionOptions = context.options

@@ -99,6 +99,7 @@ class Case:
         tokens_per_block: of the group.
         padding_rows: rows of one token after the others, as a captured step has them; only where all rows decode.
         padding_tokens: after the last row.
+        empty_rows: rows without tokens after the others, of a step that is captured with any rows; None: of another.
         bound: how much `seq_lens_bound` says too much.
         width: columns of the block table; None: two more than are needed.
         strided: queries, keys and values are views of one projection, as models have them.
@@ -119,6 +120,7 @@ class Case:
         seed: int = 0,
         padding_rows: int = 0,
         padding_tokens: int = 0,
+        empty_rows: int | None = None,
         bound: int = 0,
         width: int | None = None,
         strided: bool = False,
@@ -178,7 +180,8 @@ class Case:
         self._draw_values(strided, padding_rows + padding_tokens)
         self._take_share(*share)
         self._lay_out_pages(tokens_per_block, width)
-        self.batch = self._batch(num_decodes, padding_rows, padding_tokens, bound)
+        self.batch = self._batch(num_decodes, [1] * padding_rows + [0] * (empty_rows or 0), padding_tokens, bound)
+        self.batch.any_rows = empty_rows is not None
         self.history = self._history()
 
     # -- numbers -----------------------------------------------------------------------------------------------------
@@ -311,18 +314,20 @@ class Case:
         return [int(self.full_table[row, p // per_block]) * per_block + p % per_block for p in positions]
 
     # -- batches -----------------------------------------------------------------------------------------------------
-    def _batch(self, num_decodes: int, padding_rows: int, padding_tokens: int, bound: int) -> AttentionBatch:
+    def _batch(self, num_decodes: int, padding_rows: list[int], padding_tokens: int, bound: int) -> AttentionBatch:
         slots = []
         for row, own in enumerate(self.own):
             here = iter(self._slots(row, own))
             slots += [next(here) if is_here else 0 for is_here in self.is_here[row]]
         index = [int(i) for row in self.index for i in row]
-        padding = [0] * (padding_rows + padding_tokens)
-        lengths = np.append(self.lengths, np.ones(padding_rows, np.int32))
-        table = np.concatenate([self.table, np.zeros((padding_rows, self.table.shape[1]), np.int32)])
-        counts = [len(row) for row in self.rows] + [1] * padding_rows
-        bounds = np.append(self.lengths + np.int32(bound), np.ones(padding_rows, np.int32))
-        made = self._made(counts, num_decodes + padding_rows, lengths, bounds, table, slots + padding, index + padding)
+        padding = [0] * (sum(padding_rows) + padding_tokens)
+        lengths = np.append(self.lengths, np.array(padding_rows, np.int32))
+        table = np.concatenate([self.table, np.zeros((len(padding_rows), self.table.shape[1]), np.int32)])
+        counts = [len(row) for row in self.rows] + padding_rows
+        bounds = np.append(self.lengths + np.int32(bound), np.array(padding_rows, np.int32))
+        made = self._made(
+            counts, num_decodes + sum(padding_rows), lengths, bounds, table, slots + padding, index + padding
+        )
         if self.trees:
             hidden = []
             for row, places in enumerate(self.rows):

@@ -338,4 +338,5 @@ def copy_into(batch: Any, other: Any) -> None:
         elif isinstance(value, np.ndarray):
             value[:] = getattr(other, name)
         else:
-            assert value == getattr(other, name)
+            assert value == getattr(other, name) or name == "num_decodes"
+    batch.num_decodes = other.num_decodes

@@ -38,6 +38,14 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 DECODES: Rows = [[0], [15], [16], [37], [5]]
 MIXED: Rows = [[20], [33], range(23), range(17, 40), range(31, 33)]
 """Two decodes, a whole prompt, a later chunk of one, and a short extend."""
+ANY_ROWS: list[tuple[Rows, int]] = [
+    ([[7 * i % 61] for i in range(24)], 24),
+    ([[20], [33], range(2), range(17, 40), range(29)], 2),
+    ([range(3, 55)], 0),
+    ([[90]], 1),
+    ([[11], range(30, 32), range(8), range(44, 53), range(36)], 1),
+]
+"""Steps of up to 24 rows and 56 tokens; the first has the most keys."""
 TREE_ROWS: Rows = [[80], range(30, 37), range(40), range(67, 74), range(120, 130)]
 TREES = {1: Tree([0, 0, 1, 1, 2, 4]), 3: Tree([0, 1, 1, 0, 4, 3]), 4: Tree([0, 1, 0])}
 """By row: beside a decode and a prompt, three that end with trees; the last one's has earlier tokens of a prompt."""
@@ -541,15 +549,35 @@ class AttentionConformance(LatentTests, Conformance):
         """The same with several tokens a row."""
         self._refill(Form(), [[range(8), range(3, 11)], [range(30, 38), range(8)]], 0)
 
+    @pytest.mark.parametrize("window", [None, 9])
+    def test_refilled_plan_of_any_rows(self, window: int | None) -> None:
+        """The same with others of other numbers of tokens, rows of none and tokens behind the last row."""
+        form = Form(kind="full" if window is None else "sliding", window=window)
+        self._refill_with(form, self._any_rows(form))
+
+    def _any_rows(self, form: Form) -> list[Case]:
+        """Steps of one captured form; skipped where the driver's are not captured."""
+        level = self.backend(form.dtype).capture_level
+        if level != "any":
+            not_served(f"such steps of the driver are not captured: its capture_level is {level}")
+        cases = []
+        for seed, (rows, num_decodes) in enumerate(ANY_ROWS):
+            padding = {"empty_rows": 24 - len(rows), "padding_tokens": 56 - sum(map(len, rows))}
+            cases.append(self.case(form, rows, num_decodes, seed=seed, width=8, **padding))
+        return cases
+
     def _refill(
         self, form: Form, steps: list[Rows], num_decodes: int, trees: Sequence[dict[int, Tree]] | None = None
     ) -> None:
-        body, plan = self.backend(form.dtype), None
         grown = [{"trees": of_step} for of_step in trees] if trees else [{} for _ in steps]
         cases = [
             self.case(form, rows, num_decodes, seed=i, width=8, **how)
             for i, (rows, how) in enumerate(zip(steps, grown, strict=True))
         ]
+        self._refill_with(form, cases)
+
+    def _refill_with(self, form: Form, cases: list[Case]) -> None:
+        body, plan = self.backend(form.dtype), None
         batch = cases[0].batch
         for case in cases:
             cache = case.write_history(body)
@@ -561,10 +589,15 @@ class AttentionConformance(LatentTests, Conformance):
             case.launch(body, cache, plan, out, lse)
             case.check(out, lse)
 
-    def test_captured_step(self) -> None:
-        """What the platform records of a step is right for the steps after it, whose rows are longer and elsewhere."""
+    @pytest.mark.parametrize("any_rows", [False, True], ids=["decodes", "any rows"])
+    def test_captured_step(self, any_rows: bool) -> None:
+        """What the platform records of a step is right for the steps after it, whose rows are longer and elsewhere, or
+        others altogether."""
         steps: list[Rows] = [[[30], [16], [60], [38], [70]], DECODES, [[1], [2], [90], [16], [0]]]
-        cases = [self.case(Form(), rows, 5, seed=i, width=8) for i, rows in enumerate(steps)]
+        if any_rows:
+            cases = self._any_rows(Form())
+        else:
+            cases = [self.case(Form(), rows, 5, seed=i, width=8) for i, rows in enumerate(steps)]
         body, first = self.backend("float32"), cases[0]
         if body.capture_level == "none":
             not_served("the driver's steps are not captured: its capture_level is none")

@@ -482,8 +482,8 @@ class ModelSuite(Conformance):
         cases = [self.ids(9, seed=4), self.ids(17, seed=5)]
         try:
             session = self.session(dtype)
-        except ConfigError as error:
-            not_served(f"its body refuses {dtype}: {error.found}")
+        except ConfigError as refused:
+            not_served(f"its body refuses {dtype}: {refused.found}")
         for ids in cases:
             found, expected = session.whole(ids), self.alone(ids)
             scale = float(expected.abs().mean()) + 1e-6
