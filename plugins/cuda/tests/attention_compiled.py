@@ -71,6 +71,7 @@ def attention(
         TREE="tree" in features,
         FUSED="cap" not in features and "alibi" not in features,
         WIDEN=dtype == "fp32",
+        DEPENDENT=where == "sm_90",
     )
     return Case(
         attention_kernel,
@@ -117,6 +118,7 @@ def write(where: str, dtype: str = "bf16", kv: str = "bf16", size: int = 128) ->
     return Case(
         write_kernel,
         {"kv": (f"*{dtype}",) * 2, "caches": (f"*{kv}",) * 2, "slot_mapping": "*i64", "num_tokens": "i32", **strides},
-        {"HEAD_SIZE": size, "BLOCK_D": triton.next_power_of_2(size), "PAGE": 16, "BLOCK_T": 16},
+        {"HEAD_SIZE": size, "BLOCK_D": triton.next_power_of_2(size), "PAGE": 16, "BLOCK_T": 16,
+         "DEPENDENT": where == "sm_90"},
         where, multiples_of_16=tuple(strides),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from engine_cuda.attention_triton.kernel import LOG2E, Form, attention_kernel
 from engine_cuda.attention_triton.plan import Division, TritonPlan, WorkList
 from engine_cuda.attention_triton.tiles import Target, decode_tiles, prefill_tiles, target_of
 from engine_cuda.attention_triton.write import store
+from engine_cuda.dependents import depends
 from engine_cuda.interpreter import interpreted
 from engine_cuda.interpreter_shim import PROCESSORS, widens, written_for
 
@@ -65,6 +66,7 @@ class TritonAttentionBody:
             self._target = target_of(capability)
             processors = facts.multi_processor_count
         self._processors = processors if options.split_kv else 0
+        self._dependent = depends(context)
         self._needs: dict[KVGroup, AttentionNeed] = {}
         self._scratch: dict[tuple[int, ...], _Scratch] = {}
 
@@ -85,7 +87,7 @@ class TritonAttentionBody:
 
         What fp8 cannot hold becomes its largest number.
         """
-        store(k, v, cache, plan.batch.slot_mapping, self._interpreted)
+        store(k, v, cache, plan.batch.slot_mapping, self._interpreted, self._dependent)
 
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `engine.interfaces.attention.AttentionBackend.read`."""
@@ -194,6 +196,7 @@ class TritonAttentionBody:
             TREE=plan.cached and batch.hidden is not None,
             FUSED=cap is None and layer.alibi_slopes is None and layer.scale > 0,
             WIDEN=widens(q.dtype, self._interpreted),
+            DEPENDENT=bool(self._dependent),
         )
         attention_kernel[(work.bound * heads,)](
             out,
@@ -213,6 +216,7 @@ class TritonAttentionBody:
             FORM=form,
             num_warps=work.tiles.warps,
             num_stages=work.tiles.stages,
+            **self._dependent,
         )
 
     def _scratch_of(self, slots: int, heads: int, rows: int, width: int, device: torch.device) -> _Scratch:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 import triton
 import triton.language as tl
@@ -9,13 +12,24 @@ import triton.language as tl
 from engine.interfaces.attention import LayerCache
 from engine_cuda.attention_storing import stored
 from engine_cuda.interpreter_shim import rounded
+from engine_cuda.ops_triton.launching import start_dependent
 
 WRITTEN = 16
 """Tokens that one program writes."""
 
 
-def store(k: torch.Tensor, v: torch.Tensor, cache: LayerCache, slot_mapping: torch.Tensor, interpreted: bool) -> None:
-    """Store k, v [T, H, D] in views [pages, H, tokens, D] of one pool, rounded where their type is narrower."""
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: LayerCache,
+    slot_mapping: torch.Tensor,
+    interpreted: bool,
+    dependent: Mapping[str, bool] = MappingProxyType({}),
+) -> None:
+    """Store k, v [T, H, D] in views [pages, H, tokens, D] of one pool, rounded where their type is narrower.
+
+    dependent: see `engine_cuda.dependents.MayDepend`.
+    """
     if k.stride(-1) != 1 or v.stride(-1) != 1:
         k, v = k.contiguous(), v.contiguous()
     if interpreted:
@@ -24,7 +38,7 @@ def store(k: torch.Tensor, v: torch.Tensor, cache: LayerCache, slot_mapping: tor
     write_kernel[(triton.cdiv(tokens, WRITTEN), heads)](
         (k, v), (cache.k, cache.v), slot_mapping, tokens, k.stride()[:2], v.stride()[:2], cache.k.stride()[:3],
         HEAD_SIZE=size, BLOCK_D=max(16, triton.next_power_of_2(size)), PAGE=cache.k.shape[2], BLOCK_T=WRITTEN,
-        num_warps=4,
+        DEPENDENT=bool(dependent), num_warps=4, **dependent,
     )  # fmt: skip
 
 
@@ -41,8 +55,10 @@ def write_kernel(
     BLOCK_D: tl.constexpr,  # HEAD_SIZE, up to a power of two
     PAGE: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Program (i, h): BLOCK_T tokens of KV head h, both key and value."""
+    start_dependent(DEPENDENT)
     k_cache, v_cache = caches
     offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_d = tl.arange(0, BLOCK_D)

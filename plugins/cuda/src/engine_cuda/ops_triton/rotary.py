@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine_cuda.ops_triton.launching import power_of_2
+from engine_cuda.dependents import MayDepend
+from engine_cuda.ops_triton.launching import power_of_2, start_dependent
 
 HEADS = 8
 """Heads of a program."""
@@ -40,12 +41,13 @@ def _rotate(x, part, heads, stride, angles, HALF: tl.constexpr, BLOCK: tl.conste
 @triton.jit
 def rope_kernel(
     qk, positions, cos_sin, heads, q_strides, k_strides, q_programs, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
+    HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid: (T, programs of the query heads, then of the key heads).
 
     qk: (q, k). heads: how many q has, and k. q_strides, k_strides: of tokens, of heads.
     """
+    start_dependent(DEPENDENT)
     q, k = qk
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     angles = _angles(positions, cos_sin, token, HALF, BLOCK)
@@ -92,9 +94,10 @@ def _norm_rotate(
 @triton.jit
 def qk_norm_rope_kernel(
     qk, weights, positions, cos_sin, heads, q_strides, k_strides, q_programs, eps, SIZE: tl.constexpr,
-    HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """As `rope_kernel`. weights: of the norms of q's heads, and of k's."""
+    start_dependent(DEPENDENT)
     q, k = qk
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     angles = _angles(positions, cos_sin, token, HALF, BLOCK)
@@ -110,7 +113,7 @@ def qk_norm_rope_kernel(
         )  # fmt: skip
 
 
-class RotaryPositions:
+class RotaryPositions(MayDepend):
     """The operations `rope` and `qk_norm_rope`."""
 
     def rope(
@@ -127,7 +130,8 @@ class RotaryPositions:
         if len(positions):
             rope_kernel[(len(positions), q_programs + k_programs)](
                 (q, k), positions, cos_sin, (q.shape[1], k.shape[1]), q.stride()[:2], k.stride()[:2], q_programs,
-                half, power_of_2(half), HEADS, num_warps=max(1, power_of_2(half) * HEADS // 256),
+                half, power_of_2(half), HEADS, bool(self.dependent),
+                num_warps=max(1, power_of_2(half) * HEADS // 256), **self.dependent,
             )  # fmt: skip
         return q, k
 
@@ -153,6 +157,6 @@ class RotaryPositions:
             qk_norm_rope_kernel[(len(positions), q_programs + k_programs)](
                 (q, k), (q_weight, k_weight), positions, cos_sin, (q.shape[1], k.shape[1]), q.stride()[:2],
                 k.stride()[:2], q_programs, eps, size, half, power_of_2(half), power_of_2(size - 2 * half), HEADS,
-                num_warps=max(1, power_of_2(half) * HEADS // 256),
+                bool(self.dependent), num_warps=max(1, power_of_2(half) * HEADS // 256), **self.dependent,
             )  # fmt: skip
         return q, k
