@@ -266,6 +266,37 @@ class SeesThePast(Plain):
         out[plan.queries[-1][0] + 1 :] = 0
 
 
+class WindowToOneSide(Plain):
+    """layers that keep nothing: a sliding window ends behind a token, and not ahead of it"""
+
+    def is_near(self, ahead: int, window: int | None) -> bool:
+        return window is None or ahead > -window
+
+
+class NoWindowOfEncoders(Plain):
+    """layers that keep nothing: a sliding window ignored"""
+
+    def is_near(self, ahead: int, window: int | None) -> bool:
+        return True
+
+
+class TwoSidedOffByOne(Plain):
+    """layers that keep nothing: a sliding window one key too wide"""
+
+    def is_near(self, ahead: int, window: int | None) -> bool:
+        return window is None or abs(ahead) <= window
+
+
+class WeighsBeyondTheWindow(Plain):
+    """layers that keep nothing: values beyond a sliding window are multiplied by 0, which NaN survives"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        if layer.group.kind == "encoder":
+            for token, row, _ in plan.queries:
+                out[token] += (v[[t for t, r, _ in plan.queries if r == row]] * 0).sum().to(out.dtype)
+
+
 class AssumesDense(Plain):
     """queries are read as if they were contiguous, whatever their strides"""
 
@@ -540,7 +571,8 @@ MUTANTS = [
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, KeepsItsRows,
     MakesNewPlan, TrustsBound,
-    WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks,
+    WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, WindowToOneSide,
+    NoWindowOfEncoders, TwoSidedOffByOne, WeighsBeyondTheWindow, AssumesDense, NoSinks, ScaledSinks,
     NoSlopes, SlopesToOneSide, NoRelativeBias, BiasMirrored, BiasEnds, CrossIsCausal,
     KeepsTwoBits, ReadsInOrder, SeesSiblings, ParentOffByOne, ForgetsTheFurthestNode,
     WindowCountsSiblings, SlopesCountSiblings, RotatesQueriesAlone, OneNormForBoth, DropsTheRest,

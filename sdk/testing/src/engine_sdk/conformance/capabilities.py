@@ -109,6 +109,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("drafts padded to one length", "padded_drafts"),
             Capability("encoder layers (every token sees all), {}", "encoder", "(.*)"),
             Capability("encoder layers with soft cap, sinks and ALiBi", "encoder_with_everything"),
+            Capability(
+                "encoder layers with a sliding window to both sides",
+                "encoder_with_window encoder_with_window_is_blind_beyond",
+            ),
             Capability("encoder layers: NaN in a row has no effect on another", "encoder_rows_are_apart"),
             Capability("latent attention (MLA), {}", "latent_rows", "(.*)"),
             Capability(

@@ -63,6 +63,7 @@ class Form:
     def need(self, device: str, rows: Rows = ()) -> AttentionNeed:
         """What a driver is asked for; with "kv_index" where a row's queries are not contiguous."""
         features = {name for name in ("sinks", "alibi", "relative_bias") if getattr(self, name)}
+        features |= {"two_sided"} if self.kind == "encoder" and self.window is not None else set()
         gaps = self.kind == "cross" or any(
             row[0] < 0 or list(row) != list(range(row[0], row[-1] + 1)) for row in rows if len(row)
         )
@@ -569,15 +570,15 @@ def check_shares(make: Callable[..., Case], backend: Callable[[str], Any], form:
 def whole_rows(
     form: Form, lengths: Sequence[int], device: str, seed: int = 0, padding: int = 0, lse: bool = True
 ) -> Case:
-    """A step of an encoder: every row is whole, and each of its tokens sees all of them."""
+    """A step of an encoder: every row is whole, and each of its tokens sees all of them, or those in its window."""
     case = Case(
         replace(form, kind="encoder"), [range(n) for n in lengths], 0, form.block_size, device=device, seed=seed,
         padding_tokens=padding, lse=lse,
     )  # fmt: skip
-    case.seen = [np.ones_like(seen) for seen in case.seen]
+    case.seen = [np.abs(ahead) < (form.window or len(ahead)) for ahead in case.ahead]
     case.group = KVGroup(
         index=0, kind="encoder", sites=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
-        sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0, table=None,
+        sliding_window=form.window, tokens_per_block=form.block_size, layer_bytes=0, table=None,
         num_q_heads=case.need.num_q_heads,
     )  # fmt: skip
     case.layer = replace(case.layer, group=case.group)
@@ -615,5 +616,5 @@ def _rotated(x: torch.Tensor, rotation: Rotation, place: int) -> torch.Tensor:
     if rotation.norms:
         wide = wide / (wide.square().mean(-1, keepdim=True) + rotation.eps).sqrt() * rotation.norms[place].double()
     half = cos.shape[-1]
-    first, second, rest = wide.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x.dtype)

@@ -69,6 +69,7 @@ class AttentionConformance(LatentTests, Conformance):
             replace(base, dtype="float64", kv_dtype="float64"),
             replace(base, kind="sliding", sliding_window=5, soft_cap=20.0),
             replace(base, kind="encoder", head_size=7),
+            replace(base, kind="encoder", sliding_window=5, features=frozenset({"two_sided"})),
             replace(base, features=frozenset({"kv_index"})),
             replace(base, kind="cross", features=frozenset({"kv_index"})),
             replace(base, features=frozenset({"lse"})),
@@ -669,6 +670,23 @@ class AttentionConformance(LatentTests, Conformance):
         self.require(form.need(self.device))
         case = whole_rows(form, (9, 1, 150), self.device, lse=self.gives_lse(form.need(self.device)))
         case.check(*case.run(self.backend("float32")))
+
+    @pytest.mark.parametrize("window", [1, 8, 200])
+    def test_encoder_with_window(self, window: int) -> None:
+        """Keys as far as a sliding window reaches, to both sides, and to whatever its tiles and blocks are."""
+        form = Form(kind="encoder", window=window)
+        self.require(form.need(self.device))
+        lse = self.gives_lse(form.need(self.device))
+        case = whole_rows(form, (5, 1, 17, 300, 8), self.device, padding=3, lse=lse)
+        case.check(*case.run(self.backend("float32")))
+
+    def test_encoder_with_window_is_blind_beyond(self) -> None:
+        """What stands farther away in its own row has no effect on a token, NaN included."""
+        form = Form(kind="encoder", window=6)
+        self.require(form.need(self.device))
+        lse = self.gives_lse(form.need(self.device))
+        make = functools.partial(whole_rows, form, (5, 40, 150), self.device, padding=3, lse=lse)
+        check_unseen(make, self.backend("float32"), [(1, 0), (1, 20), (2, 149)])
 
     # -- everything at once ------------------------------------------------------------------------------------------
     def test_ragged_batches(self) -> None:
