@@ -181,8 +181,7 @@ def told_of(what: str, fault: Exception, device: str) -> str:
 
 
 TOLERANCE = 0.03
-"""Of `error_of`: gate and product may each be rounded the other way, by up to 2^-7 of the largest result, and then their
-product."""
+"""Of `error_of`: gate and what it multiplies may each be rounded the other way, by up to 2^-7, then their product."""
 
 
 def ways(form: Fused, rows: int) -> dict[str, Callable[[Given], torch.Tensor]]:
