@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 
-from of_case import OfCase
+from of_case import base_of
 from written import CASES
 
 from engine_sdk.conformance import QuantizationConformance
@@ -19,7 +19,7 @@ def _suites() -> dict[str, type]:
             words = "".join(part.capitalize() for part in f"{driver} {name}".replace("-", " ").replace(".", "").split())
             members = {"driver": driver, "case": case, "stored": case.stored, "uncovered": case.uncovered}
             members |= {"__test__": True}
-            found[f"Test{words}"] = type(f"Test{words}", (OfCase, QuantizationConformance), members)
+            found[f"Test{words}"] = type(f"Test{words}", (base_of(name), QuantizationConformance), members)
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 pytest.importorskip("engine_cuda", reason="engine-cuda is not installed")
 
-from of_case import OfCase
+from of_case import base_of
 from written import CASES
 
 from engine_sdk.conformance import QuantizationConformance
@@ -23,7 +23,7 @@ def _suites(device: str) -> dict[str, type]:
         members = {"driver": "stored-triton", "case": case, "stored": case.stored, "uncovered": case.uncovered}
         members |= {"__test__": True} | ({"device": "cuda"} if device == "cuda" else {"stand_in": "interpreted"})
         title = f"Test{words}{device.capitalize()}"
-        found[title] = type(title, (OfCase, QuantizationConformance), members)
+        found[title] = type(title, (base_of(name), QuantizationConformance), members)
         if device == "cuda":
             found[title] = pytest.mark.gpu(found[title])
         elif name not in QUICK:
