@@ -93,18 +93,36 @@ def check(parity: ModuleType, folder: Path, outputs: list[list[int]], slack: lis
         assert behind.max().item() <= allowed, f"prompt of {length}: {behind.max().item()} behind, {allowed} allowed"
 
 
-def test_greedy_tokens_are_those_of_transformers_in_float32(parity: ModuleType, folder: Path) -> None:
+FEW_ROWS = {"ops": "triton_gemv,triton", "max_num_seqs": 4}
+each_product = pytest.mark.parametrize("products", [{}, FEW_ROWS], ids=["as chosen", "of few rows"])
+
+
+@each_product
+def test_greedy_tokens_are_those_of_transformers_in_float32(
+    parity: ModuleType, folder: Path, products: dict[str, Any]
+) -> None:
     """Each token is the best one after those before it, but for two that lie within 1e-3 of each other."""
-    check(parity, folder, generate(folder, GREEDY, dtype="float32"), [1e-3] * len(LENGTHS))
+    check(parity, folder, generate(folder, GREEDY, dtype="float32", **products), [1e-3] * len(LENGTHS))
 
 
-def test_greedy_tokens_in_bfloat16_are_within_what_bfloat16_costs(parity: ModuleType, folder: Path) -> None:
+@each_product
+def test_greedy_tokens_in_bfloat16_are_within_what_bfloat16_costs(
+    parity: ModuleType, folder: Path, products: dict[str, Any]
+) -> None:
     """No token is further from the best than four times what bfloat16 changes in transformers' own logits."""
-    outputs = generate(folder, GREEDY, dtype="bfloat16")
+    outputs = generate(folder, GREEDY, dtype="bfloat16", **products)
     sequences = [prompt + tokens for prompt, tokens in zip(prompts(), outputs, strict=True)]
     exact, rounded = (logits_of(parity, folder, dtype, sequences) for dtype in (torch.float32, torch.bfloat16))
     slack = [4 * (a - b).abs().max().item() for a, b in zip(exact, rounded, strict=True)]
     check(parity, folder, outputs, slack)
+
+
+@each_product
+def test_dependents_say_the_same(folder: Path, products: dict[str, Any]) -> None:
+    """Kernels that begin before those ahead of them have ended: the same bits, for they wait for what they read."""
+    settings = {"dtype": "bfloat16", "platform.capture": "always", **products}
+    found = [generate(folder, mixed(), **settings, **{"platform.dependents": each}) for each in ("auto", "never")]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("drafts", [{}, {"drafter": "ngram", "drafter.num_tokens": 3, "drafter.min_match": 1}], ids=str)

@@ -261,6 +261,16 @@ def test_attention_needs() -> None:
     assert by_kind(needs) == {"full": (needs[0], needs[3]), "sliding": (needs[1],)}
 
 
+def test_windows_of_encoders_are_a_feature() -> None:
+    """Which drivers that do not know them refuse."""
+    whole = KVSpec(kind="encoder", num_kv_heads=2, head_size=8)
+    windowed = KVSpec(kind="encoder", num_kv_heads=2, head_size=8, sliding_window=5)
+    facts = PlatformFacts("cpu", "a CPU", ("float32",))
+    needs = attention_needs(describe(whole, windowed), block_size=16, dtype="float32", facts=facts)
+    assert needs[0].features == {"sinks", "alibi"}
+    assert (needs[1].features, needs[1].sliding_window) == ({"sinks", "alibi", "two_sided"}, 5)
+
+
 def test_an_encoder_whose_input_is_no_steps_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Llama.describe
 

@@ -50,7 +50,7 @@ def test_what_a_step_tells(changes: dict[str, Any], monkeypatch: pytest.MonkeyPa
     driver.step((first, 1))
     assert [step["kept"] for step in part.steps] == [[4], [3, 2], [1]]
     a, b = first.tokens, second.prompt
-    assert part.steps[0]["next"][:4] == a[1:5]
+    assert part.steps[0]["next"][:4] == a[1:5] and part.steps[0]["hidden"] == (12 if changes else 4)
     assert part.steps[1]["next"][:5] == [*a[5:8], *b[1:3]] and part.steps[1]["starts"][:3] == [0, 3, 5]
     assert part.steps[2]["next"][0] == a[8] and part.steps[2]["hidden"] == (4 if changes else 1)
     worker.shutdown()

@@ -42,6 +42,7 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting("greedy", arrive=True),
+    Setting("few-rows", changes={"ops": "triton_gemv,triton"}),
     Setting("sampled", sampled=True),
     Setting("drafts", changes=DRAFTS),
     Setting("fp8-cache", changes={"kv_cache_dtype": "fp8"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine_cuda.dependents import depends
 from engine_cuda.ops_triton.activations import Activations
 from engine_cuda.ops_triton.experts import Experts
 from engine_cuda.ops_triton.inputs import Inputs
@@ -27,4 +28,4 @@ class TritonOpsBody(
     depends on shapes alone, so that all of it can be captured."""
 
     def __init__(self, context: WorkerContext) -> None:
-        del context
+        self.dependent = depends(context)

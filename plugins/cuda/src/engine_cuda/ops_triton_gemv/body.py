@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from engine_cuda.dependents import depends
+from engine_cuda.dependents import DEPENDENT, depends
 from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_NORMED, MOST_ROWS, MatrixCut, cut_of
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
 
@@ -47,7 +47,7 @@ class TritonGemvBody:
     """See `engine.interfaces.ops.Ops`. Without state; what is launched depends on shapes alone."""
 
     def __init__(self, context: WorkerContext | None) -> None:
-        self._dependent = depends(context)
+        self._dependent = bool(depends(context))
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """weight [O, I], bias [O] -> what `linear` takes. Dense tensors are kept, not copied."""
@@ -91,6 +91,6 @@ def few_rows(
     few_rows_kernel[(grid,)](
         x, norm, weight, bias, residual, out, x.stride(0), 0 if residual is None else residual.stride(0), outputs, eps,
         rows, inputs, cut.outputs, cut.width(inputs), gated, once, dependent, num_warps=cut.warps,
-        **({"launch_pdl": True} if dependent else {}),
+        **(DEPENDENT if dependent else {}),
     )  # fmt: skip
     return out

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
-from engine_cuda.interpreter_shim import INTERPRETED
+from engine_cuda.ops_triton.launching import start_dependent
 
 
 @triton.jit
@@ -36,9 +35,7 @@ def few_rows_kernel(
     PIECES: tl.constexpr = (INPUTS + WIDTH - 1) // WIDTH
     pieces = _block(weight, tl.program_id(0), outputs, INPUTS, OUTPUTS, WIDTH, PIECES, GATED)
     factors = None if norm is None else _row(norm, INPUTS, WIDTH, PIECES)
-    if DEPENDENT and not INTERPRETED:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    start_dependent(DEPENDENT)
     first = _inputs(x, factors, eps, INPUTS, WIDTH, PIECES)
     second, third, fourth = first, first, first
     if ROWS > 1:

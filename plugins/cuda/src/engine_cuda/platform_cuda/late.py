@@ -35,7 +35,8 @@ class LateKernels:
         from triton import knobs
 
         if knobs.compilation.listener is not self:
-            self._other, knobs.compilation.listener = knobs.compilation.listener, self
+            self._other = knobs.compilation.listener
+            knobs.compilation.listener = self
 
     def __call__(self, *, src: Any, times: Any, cache_hit: bool, **more: Any) -> None:
         """Triton's call behind each compilation; times: of its stages, in microseconds."""

@@ -69,6 +69,7 @@ class AttentionConformance(LatentTests, Conformance):
             replace(base, dtype="float64", kv_dtype="float64"),
             replace(base, kind="sliding", sliding_window=5, soft_cap=20.0),
             replace(base, kind="encoder", head_size=7),
+            replace(base, kind="encoder", sliding_window=5, features=frozenset({"two_sided"})),
             replace(base, features=frozenset({"kv_index"})),
             replace(base, kind="cross", features=frozenset({"kv_index"})),
             replace(base, features=frozenset({"lse"})),
@@ -94,8 +95,9 @@ class AttentionConformance(LatentTests, Conformance):
 
     @classmethod
     def methods(cls) -> Sequence[str]:
-        """Keys and values are moved where drafts branch."""
-        names = super().methods()
+        """Keys and values are moved where drafts branch; who rotates says so by the method."""
+        rotates = hasattr(cls.body(), "write_rotated")
+        names = [name for name in super().methods() if rotates or name != "write_rotated"]
         trees = cls.subject().reasons(replace(Form().need(cls.device), features=frozenset({"tree"})))
         return [name for name in names if name != "move"] if trees else names
 
@@ -410,6 +412,21 @@ class AttentionConformance(LatentTests, Conformance):
         for form in self.served(forms):
             self.case(form, MIXED, 2).check_read(self.backend(form.dtype))
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_writing_rotated(self, dtype: str) -> None:
+        """Queries and keys that are rotated where keys are written: whole heads and a part of them, normed or as they
+        are, views of one projection, with padding; narrower caches."""
+        form = Form(dtype=dtype, head_size=64)
+        self.require(form.need(self.device))
+        body = self.backend(dtype)
+        if not hasattr(body, "write_rotated"):
+            not_served("it has no write_rotated: operations rotate before it writes")
+        for rotary, normed in ((64, True), (64, False), (24, True), (24, False)):
+            rows: Rows = [[20], range(14, 18), range(5)]
+            self.case(form, rows, 1, strided=True, padding_tokens=3).check_rotated(body, rotary, normed)
+        for narrow in self.served([form, *(replace(form, kv_dtype=kv) for kv in ("bfloat16", "float8_e4m3fn"))]):
+            self.case(narrow, [[15], [4]], 2).check_rotated(body, 64, True)
+
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_fp8_cache(self, dtype: str) -> None:
         """Keys and values of 8 bits (e4m3, scales of 1), computed with in the queries' precision."""
@@ -653,6 +670,23 @@ class AttentionConformance(LatentTests, Conformance):
         self.require(form.need(self.device))
         case = whole_rows(form, (9, 1, 150), self.device, lse=self.gives_lse(form.need(self.device)))
         case.check(*case.run(self.backend("float32")))
+
+    @pytest.mark.parametrize("window", [1, 8, 200])
+    def test_encoder_with_window(self, window: int) -> None:
+        """Keys as far as a sliding window reaches, to both sides, and to whatever its tiles and blocks are."""
+        form = Form(kind="encoder", window=window)
+        self.require(form.need(self.device))
+        lse = self.gives_lse(form.need(self.device))
+        case = whole_rows(form, (5, 1, 17, 300, 8), self.device, padding=3, lse=lse)
+        case.check(*case.run(self.backend("float32")))
+
+    def test_encoder_with_window_is_blind_beyond(self) -> None:
+        """What stands farther away in its own row has no effect on a token, NaN included."""
+        form = Form(kind="encoder", window=6)
+        self.require(form.need(self.device))
+        lse = self.gives_lse(form.need(self.device))
+        make = functools.partial(whole_rows, form, (5, 40, 150), self.device, padding=3, lse=lse)
+        check_unseen(make, self.backend("float32"), [(1, 0), (1, 20), (2, 149)])
 
     # -- everything at once ------------------------------------------------------------------------------------------
     def test_ragged_batches(self) -> None:
