@@ -19,7 +19,7 @@ PACKAGES := . $(patsubst %/pyproject.toml,%,$(filter-out pyproject.toml,$(PYPROJ
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
 # What `pip install engine` brings, engine-cpu apart, whose native code is built beside the rest; the stamps say when
 # these, and when all packages with their tests' needs, were installed.
-SERVING := . core sdk/kit $(addprefix plugins/,reference moe lora states models server parsers parallel chat bench tiny xgrammar)
+SERVING := . core sdk/kit $(addprefix plugins/,reference moe lora states models quantization server parsers parallel chat bench tiny xgrammar)
 COMPILED := plugins/cpu
 SERVING_STAMP := $(VENV)/.serving-stamp
 STAMP := $(VENV)/.install-stamp
@@ -71,7 +71,7 @@ help:
 	@echo "make format     ruff format and the fixes that ruff can make"
 	@echo "make bench      latency, throughput, serving and the engine core, measured on this machine"
 	@echo "make bench-peers  beside other engines: PEER=$(PEER) PEER_MODEL=$(PEER_MODEL) WORKLOAD=$(WORKLOAD) PAIRS=$(PAIRS)"
-	@echo "make gpu-check  on a machine with a GPU, offline: its tests and benchmarks, in 8 minutes, WHEELS=folder"
+	@echo "make gpu-check  on a machine with a GPU, offline: its tests and benchmarks, in 10 minutes, WHEELS=folder"
 	@echo "make gpu-rehearsal  the host's side of that without a GPU: GPU_PYTHON=Python whose torch is built for CUDA"
 	@echo "make gpu-wheels what such a machine lacks, into WHEELS=folder"
 	@echo "make serve      the server: PORT=$(PORT) MODEL=/path/to/folder"
@@ -146,7 +146,7 @@ bench-peers: install
 	$(BIN)/python -m tests.benchmarks.peers --peer $(PEER) --model $(PEER_MODEL) --work $(WORKLOAD) --pairs $(PAIRS) \
 		$(PEERS_FLAGS)
 
-# Needs no environment of ours and no network: it makes its own over the machine's. See docs/benchmarks/gpu.md.
+# Needs no environment of ours, no network and no make: `python3 -m tests.gpu` is all. See docs/benchmarks/gpu.md.
 gpu-check:
 	$(GPU_PYTHON) -m tests.gpu $(if $(WHEELS),--wheels $(WHEELS)) $(GPU_FLAGS)
 

@@ -63,7 +63,7 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     most = options.steps * options.rounds + SETTLE_STEPS + 64
     sizes = NullSizes(
         max_num_seqs=options.running,
-        max_num_batched_tokens=max(config.max_num_batched_tokens, options.running),
+        max_num_batched_tokens=max(config.max_num_batched_tokens or 2048, options.running),
         max_model_len=options.input_len + 2 * most,
     )
     core = null_core(config, sizes)

@@ -89,7 +89,7 @@ def _sizes(config: EngineConfig, options: SchedulerOptions) -> NullSizes:
     tokens = options.running * (1 + 2 * options.drafts)
     return NullSizes(
         max_num_seqs=options.running,
-        max_num_batched_tokens=max(config.max_num_batched_tokens, tokens),
+        max_num_batched_tokens=max(config.max_num_batched_tokens or 2048, tokens),
         max_model_len=_longest(config, options),
         kv_tables=options.kv_tables,
         drafts=options.drafts,

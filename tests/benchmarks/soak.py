@@ -181,7 +181,7 @@ def _sizes(config: EngineConfig, options: SoakOptions) -> NullSizes:
     least = options.kv_tables * (-(-max(longest, SLIDING_WINDOW) // config.block_size) + 2)
     return NullSizes(
         max_num_seqs=options.running,
-        max_num_batched_tokens=max(config.max_num_batched_tokens, options.running * (1 + 2 * options.drafts)),
+        max_num_batched_tokens=max(config.max_num_batched_tokens or 2048, options.running * (1 + 2 * options.drafts)),
         max_model_len=longest,
         kv_tables=options.kv_tables,
         drafts=options.drafts,

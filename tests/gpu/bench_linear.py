@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.gpu.ceilings import best_seconds
+from tests.gpu.ceilings import median_seconds
 from tests.gpu.rows import Row, tell
 
 CACHED = 256 << 20
@@ -53,7 +53,7 @@ MODELS = {
 
 
 def product_seconds(inputs: int, outputs: int, rows: int) -> float:
-    """Of one product in bfloat16, the best of several rounds."""
+    """Of one product in bfloat16, the median of several rounds."""
     copies = -(-CACHED // (2 * inputs * outputs))
     weights = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
     x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
@@ -63,7 +63,7 @@ def product_seconds(inputs: int, outputs: int, rows: int) -> float:
         for weight in weights:
             torch.mm(x, weight.t(), out=out)  # as `linear` of the ops computes it
 
-    return best_seconds(captured(step), ROUNDS) / copies
+    return median_seconds(captured(step), ROUNDS) / copies
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:

@@ -94,4 +94,6 @@ def reached(figure: float | None, most: float | None) -> str:
 
 def shown(figure: float, unit: str) -> str:
     """A share as per cent, anything else with its unit."""
-    return f"{figure:,.0f} {unit}" if unit else f"{figure:.1%}"
+    if not unit:
+        return f"{figure:.1%}"
+    return f"{figure:,.0f} {unit}" if figure >= 1000 else f"{figure:.3g} {unit}"

@@ -93,18 +93,36 @@ def check(parity: ModuleType, folder: Path, outputs: list[list[int]], slack: lis
         assert behind.max().item() <= allowed, f"prompt of {length}: {behind.max().item()} behind, {allowed} allowed"
 
 
-def test_greedy_tokens_are_those_of_transformers_in_float32(parity: ModuleType, folder: Path) -> None:
+FEW_ROWS = {"ops": "triton_gemv,triton", "max_num_seqs": 4}
+each_product = pytest.mark.parametrize("products", [{}, FEW_ROWS], ids=["as chosen", "of few rows"])
+
+
+@each_product
+def test_greedy_tokens_are_those_of_transformers_in_float32(
+    parity: ModuleType, folder: Path, products: dict[str, Any]
+) -> None:
     """Each token is the best one after those before it, but for two that lie within 1e-3 of each other."""
-    check(parity, folder, generate(folder, GREEDY, dtype="float32"), [1e-3] * len(LENGTHS))
+    check(parity, folder, generate(folder, GREEDY, dtype="float32", **products), [1e-3] * len(LENGTHS))
 
 
-def test_greedy_tokens_in_bfloat16_are_within_what_bfloat16_costs(parity: ModuleType, folder: Path) -> None:
+@each_product
+def test_greedy_tokens_in_bfloat16_are_within_what_bfloat16_costs(
+    parity: ModuleType, folder: Path, products: dict[str, Any]
+) -> None:
     """No token is further from the best than four times what bfloat16 changes in transformers' own logits."""
-    outputs = generate(folder, GREEDY, dtype="bfloat16")
+    outputs = generate(folder, GREEDY, dtype="bfloat16", **products)
     sequences = [prompt + tokens for prompt, tokens in zip(prompts(), outputs, strict=True)]
     exact, rounded = (logits_of(parity, folder, dtype, sequences) for dtype in (torch.float32, torch.bfloat16))
     slack = [4 * (a - b).abs().max().item() for a, b in zip(exact, rounded, strict=True)]
     check(parity, folder, outputs, slack)
+
+
+@each_product
+def test_dependents_say_the_same(folder: Path, products: dict[str, Any]) -> None:
+    """Kernels that begin before those ahead of them have ended: the same bits, for they wait for what they read."""
+    settings = {"dtype": "bfloat16", "platform.capture": "always", **products}
+    found = [generate(folder, mixed(), **settings, **{"platform.dependents": each}) for each in ("auto", "never")]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("drafts", [{}, {"drafter": "ngram", "drafter.num_tokens": 3, "drafter.min_match": 1}], ids=str)
@@ -114,6 +132,29 @@ def test_captured_steps_give_the_tokens_of_uncaptured_ones(folder: Path, drafts:
         for capture in ("never", "always")
     ]
     assert found[0] == found[1]
+
+
+def arriving(folder: Path, **settings: Any) -> list[list[int]]:
+    """The tokens of prompts that come one after the other, while those before them decode; some in two chunks."""
+    tokens: list[list[int]] = [[] for _ in LENGTHS]
+    with LLM(model=str(folder), dtype="float32", attention="triton", **(SIZES | settings)) as llm:
+        engine = llm.llm_engine
+        for index, (prompt, params) in enumerate(zip(prompts(), mixed(), strict=True)):
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+            for _ in range(2):
+                for output in engine.step():
+                    tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+    return tokens
+
+
+def test_captured_steps_with_prompts_give_the_tokens_of_uncaptured_ones(folder: Path) -> None:
+    settings: dict[str, Any] = {"platform.capture": "always", "max_num_batched_tokens": 64}
+    eager = arriving(folder, **settings, **{"platform.capture_mixed": "never"})
+    assert eager == arriving(folder, **settings, **{"platform.capture_mixed": "16,32,64"})
+    assert all(len(tokens) == NEW_TOKENS for tokens in eager)
 
 
 def test_drafts_change_no_token(folder: Path) -> None:
@@ -164,11 +205,13 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cuStre
 def test_the_profiler_sees_no_wait_in_decode_steps(decoding: Any) -> None:
     """What waits is the copy of the tokens back, on an event; nothing waits for the whole stream or device."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function("steps"):
         for _ in range(8):
             decoding.step()
-    names = [event.name for event in profile.events() or ()]
+    on_host = [event for event in profile.events() or () if event.device_type == torch._C._autograd.DeviceType.CPU]
+    (steps,) = [event.time_range for event in on_host if event.name == "steps"]
+    # The profiler's own waits, before and after, differ from version to version.
+    names = [event.name for event in on_host if steps.start <= event.time_range.start <= steps.end]
     assert any("Launch" in name for name in names), "the profiler saw the launches"
-    ends = 2  # the profiler's own, when it begins and ends
     waits = [name for name in names if name in WAITS]
-    assert len(waits) <= ends, f"{len(waits)} waits in 8 steps: {sorted(set(waits))}"
+    assert not waits, f"{len(waits)} waits in 8 steps: {sorted(set(waits))}"

@@ -7,20 +7,25 @@ import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.version import Version
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
 from tests.gpu import page as page_module
-from tests.gpu.__main__ import ALONE, TESTS, Check, last_words, parser, parts_of_tests, summary
 from tests.gpu.bench_linear import MODELS, measure
+from tests.gpu.bench_moe import Layer, Shape
+from tests.gpu.bench_moe import measure as measure_experts
+from tests.gpu.device_time import table as kernels
 from tests.gpu.device_time import union
-from tests.gpu.environment import PACKAGES, ROOT, commands, variables
+from tests.gpu.environment import ROOT, packages, prepare, variables
+from tests.gpu.first import ALONE, TESTS, Check, Stage, chosen, last_words, parser, stages, summary
 from tests.gpu.page import Part, cells, page
-from tests.gpu.parts import Budget, run
+from tests.gpu.parts import Budget, outlived, run
 from tests.gpu.roofline import decode_operations, least_seconds
 from tests.gpu.rows import MARK, Ceilings, Row, tell, told
 from tests.gpu.sheets import sheet_of, why_void
@@ -155,42 +160,86 @@ def test_the_budget_is_shared() -> None:
     budget = Budget(100)
     assert budget.limit(30) == 30 and 85 < budget.limit(200, reserved=10) <= 90 and Budget(-1).limit(9) == 0
     check = Check(Budget(3), variables(None))
-    check.part("late", [sys.executable, "-c", "pass"], 50)
+    check.stage(Stage("late", [["-c", "pass"]], 50))
     assert check.parts == [Part("late", 0, "left out: no time was left", failed=True)]
 
 
-def test_a_parts_end_is_told() -> None:
-    check = Check(Budget(60), variables(None))
+def test_a_parts_end_is_told(tmp_path: Path) -> None:
+    check = Check(Budget(60), variables(None), tmp_path / "out" / "table.md")
     program = f'print(\'{MARK}\' + \'{{"kind": "Row", "what": "w", "result": "r"}}\'); raise SystemExit(\'no luck\')'
-    check.part("one", [sys.executable, "-c", program], 30)
+    check.stage(Stage("one", [["-c", program]], 30))
     assert check.rows == [Row("w", "r")]
     assert check.parts[0].trouble == "exit status 1: no luck" and check.parts[0].failed
+    assert "no luck" in (tmp_path / "out" / "table.md").read_text()
+    assert any("does not answer" in part.trouble for part in check.parts), "there is no GPU here to answer"
     assert last_words(["a", " "]) == "a" and last_words([]) == "it said nothing"
     pytest_said = ["....", "FAILED a.py::b - AssertionError: c", "1 failed, 3 passed, 2 skipped in 4.10s"]
     assert summary(pytest_said) == "1 failed, 3 passed, 2 skipped in 4.10s; FAILED a.py::b"
 
 
+def test_figures_that_were_taken_side_by_side_do_not_count(tmp_path: Path) -> None:
+    """What failed among them does; and they do not write where figures are written."""
+    row = f'print(\'{MARK}\' + \'{{"kind": "Row", "what": "w", "result": "RESULT"}}\')'
+    tell_one = row.replace("RESULT", "1 ms")
+    failing = 'import os; assert "OUT" not in os.environ; ' + row.replace("RESULT", "failed: x")
+    check = Check(Budget(60), {**variables(None), "OUT": str(tmp_path)})
+    check.stage(Stage("both", [["-c", tell_one], ["-c", failing]], 30))
+    assert [row.result for row in check.rows] == ["failed: x"]
+    assert [part.failed for part in check.parts] == [False, True]
+
+
+def test_a_process_that_outlives_its_stage_is_killed() -> None:
+    """Though it left the session: it may compute, and take the GPU from whoever is measured next."""
+    leaves = "import subprocess as s; s.Popen(['sleep', '60'], start_new_session=True, stdout=s.DEVNULL)"
+    check = Check(Budget(60), variables(None))
+    check.stage(Stage("leaving", [["-c", leaves]], 30))
+    assert "1 processes outlived it" in check.parts[1].trouble
+    assert not outlived("no such=entry")
+
+
 def test_tests_that_measure_the_gpu_have_it_alone() -> None:
-    """Every folder is in one part, what measures in the first, which is not divided."""
+    """Every folder is in the first stage but for what measures, which is not divided."""
     assert all((ROOT / path).exists() for path in (*TESTS, *ALONE))
-    (first, alone), (second, spread) = parts_of_tests(TESTS, 4)
-    assert alone[-len(ALONE) :] == list(ALONE) and "-n" not in alone and "alone" in first
-    assert spread[spread.index("-n") + 1] == "4" and second == "tests marked gpu, in 4 processes"
-    assert [path for path in TESTS if path not in ALONE] == spread[-len(TESTS) + 1 :]
+    together, *others = stages(4)
+    spread = next(command for command in together.commands if "pytest" in command)
+    (alone,) = (stage.commands[0] for stage in others if stage.tests)
+    assert list(alone[-len(ALONE) :]) == list(ALONE) and "-n" not in alone
+    assert spread[spread.index("-n") + 1] == "4" and list(spread[-len(TESTS) :]) == list(TESTS)
     assert all(f"--ignore={path}" in spread for path in ALONE)
-    ((_, whole),) = parts_of_tests(TESTS, 1)
-    assert whole[-len(TESTS) :] == list(TESTS) and "-n" not in whole
-    assert [name for name, _ in parts_of_tests(["plugins/flashattn/tests"], 2)] == ["tests marked gpu, in 2 processes"]
-    assert len(parts_of_tests(["tests/gpu"], 2)) == 1
+    assert "gpu and not slow" in spread and "gpu" in stages(1, thorough=True)[0].commands[0]
+    assert "-n" not in stages(1)[0].commands[0]
 
 
-def test_what_is_installed_is_there(tmp_path: Path) -> None:
-    assert all((ROOT / package / "pyproject.toml").is_file() for package in PACKAGES)
-    (tmp_path / "a-1-py3-none-any.whl").touch()
-    wheels, project = commands(tmp_path / "to", tmp_path)
-    assert wheels[-1].endswith("a-1-py3-none-any.whl") and "--no-index" in wheels and "--no-build-isolation" in project
-    assert len(list(commands(tmp_path / "to", None))) == 1
-    assert parser().parse_args(["--here", "--minutes", "1"]).minutes == 1
+def test_stages_are_chosen_by_the_beginnings_of_their_names() -> None:
+    found = stages(1)
+    assert [stage.name for stage in chosen(found, "Llama,ceil")] == ["Llama 8B", "ceilings"]
+    assert chosen(found, "") == found
+    with pytest.raises(SystemExit, match="no such stage; there are tests"):
+        chosen(found, "lama")
+
+
+def test_the_environment_has_every_package(tmp_path: Path) -> None:
+    """As installers would have it: another process finds the drivers."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "a-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("a_module.py", "x = 1")
+    prepare(tmp_path / "to", wheels)
+    names = {path.name for path in (tmp_path / "to").glob("*.dist-info")}
+    assert len(names) == len(packages()) > 15 and any(name.startswith("engine_cuda-") for name in names)
+    program = (
+        "import a_module; from importlib.metadata import entry_points as e, version as v; print(v('engine-cuda'), "
+        "sorted(p.load().__name__ for p in e(group='engine.ops.v0') if p.name.startswith('triton')))"
+    )
+    told = run([sys.executable, "-c", program], 60, variables(tmp_path / "to"))
+    assert told.status == 0 and told.lines[-1] == "0.1.0 ['TritonGemv', 'TritonOps']", told.lines
+    assert parser().parse_args(["--here", "--seconds", "60"]).seconds == 60
+
+
+def test_the_table_of_what_ran_on_the_device() -> None:
+    text = kernels("one row", [("a|b", 0.0, 2.0), ("c", 2.0, 12.0), ("a|b", 12.0, 16.0)], 2, 8e-6)
+    assert text.splitlines()[0] == "### one row: 8 us a step in which the device works"
+    assert text.splitlines()[4:6] == ["| 5.0 | 0.5 | 10.00 | c |", "| 3.0 | 1.0 | 3.00 | a/b |"]
 
 
 def test_what_is_interrupted_may_say_how_far_it_came(listener: io.StringIO) -> None:
@@ -225,13 +274,67 @@ def test_the_reader_reads_every_word() -> None:
 
 
 @pytest.mark.slow
-def test_linear_layers_side_by_side() -> None:
-    """In Triton's interpreter, on small parts of the matrices: both drivers compute the same, and a row tells each."""
+def test_few_rows_side_by_side() -> None:
+    """In Triton's interpreter, on small matrices: every way computes the same, and a row tells each."""
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "tests.gpu.bench_gemv", "--device", "cpu", "--models", "0.6B"]
+    command = [sys.executable, "-m", "tests.gpu.bench_small_rows", "--device", "cpu", "--models", "0.6B"]
     outcome = run(
-        [*command, "--divide", "1024", "--cold-bytes", "1"], 120, {**variables(None), "TRITON_INTERPRET": "1"}
+        [*command, "--divide", "64", "--cold-bytes", "1", "--seconds", "12"], 100,
+        {**variables(None), "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.lines
+    rows, _ = told(outcome.lines)
+    *measured, left = rows
+    assert len(measured) >= 2 and "no time was left" in left.result
+    assert all(row.result.startswith("cuBLAS 0.0, gemv 0.0") for row in measured), measured
+    assert all("fused, dependent 0.0" in row.result for row in measured)
+
+
+def test_few_rows_name_what_went_wrong() -> None:
+    """A way that computes something else, or nothing, is told and not timed; the others are."""
+    pytest.importorskip("triton")
+    program = (
+        "import sys, torch; sys.argv = ['', '--device', 'cpu', '--models', '0.6B', '--divide', '64', '--seconds', '0'];"
+        "from tests.gpu import bench_small_rows as bench;"
+        "bench.few_rows = lambda x, packed, **_: x.new_empty(x.shape[0], packed.weight.shape[0]);"
+        "bench.ROWS, bench.MAIN_ROWS = (1,), (1,);"
+        "asked = type('', (), dict(device='cpu', cold_bytes=1))();"
+        "bench.layer_row('0.6B', 'head', bench.Fused(32, 16), 1, asked)"
+    )
+    outcome = run(
+        [sys.executable, "-c", program], 60, {**variables(None), "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     )
     assert outcome.status == 0, outcome.lines
     rows, _ = told(outcome.lines)
-    assert len(rows) == 5 * 3 and all("torch" in row.result and "triton_gemv" in row.result for row in rows)
+    assert "gemv: ArithmeticError: wrong by inf" in rows[0].result and "; cuBLAS 0.0, composed 0.0" in rows[0].result
+
+
+@pytest.mark.slow
+def test_experts_side_by_side() -> None:
+    """In Triton's interpreter, on small experts: all three compute what float64 does, and a row tells each."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.gpu.bench_moe", "--device", "cpu", "--divide", "32", "--tokens", "1,6"]
+    outcome = run(command, 120, {**variables(None), "TRITON_INTERPRET": "1"})
+    assert outcome.status == 0, outcome.lines
+    rows, _ = told(outcome.lines)
+    names = ("loop", "torch._grouped_mm", "triton")
+    assert len(rows) == 2 * 2 and all(f"{name} 0.0 us" in row.result for name in names for row in rows)
+    assert not any("failed" in row.result for row in rows)
+
+
+def test_experts_that_are_wrong_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves a row unwritten, or is far from float64, fails alone."""
+    pytest.importorskip("triton")
+    layer = Layer(Shape(4, 2, 16, 8), "cpu")
+    right = layer.computes()["loop"]
+
+    def unwritten(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        out[1:] = right(x, ids, weights)[1:]
+        return out
+
+    wrong = {"half": lambda *given: right(*given) * 0.5, "unwritten": unwritten, "loop": right}
+    monkeypatch.setattr(layer, "computes", lambda: wrong)
+    row = measure_experts(layer, "small", 5)
+    assert row.result.startswith("failed: half: AssertionError")
+    assert "unwritten: AssertionError: 1 of 5 rows" in row.result and "loop 0.0 us" in row.result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -171,6 +172,27 @@ def test_a_password_is_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         Client(LMCacheOptions(url="nowhere://ada:secret@127.0.0.1:1/0", timeout=2.0), PAGE_BYTES)
     assert caught.value.asked.endswith("kv_connector.url=nowhere://127.0.0.1:1/0")
+
+
+@pytest.mark.parametrize("said", ["cannot reach redis://ada:s%21t@x:1/0", "ada:s%21t@x:1 is down", "AUTH s!t failed"])
+@pytest.mark.parametrize("kept_in", those("double"), indirect=True)
+@pytest.mark.usefixtures("kept_in")
+def test_a_password_is_not_shown_in_the_librarys_words(
+    said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start, and later."""
+
+    async def fails(*_: Any) -> Any:
+        raise RuntimeError(said)
+
+    client = Client(LMCacheOptions(url="double://ada:s%21t@127.0.0.1:1/0", timeout=2.0), PAGE_BYTES)
+    assert client.ask(fails, 1) == [None]
+    client.close()
+    monkeypatch.setattr(sys.modules["engine_lmcache.library"].Connection, "exists", fails)
+    with pytest.raises(ConfigError) as caught:
+        Client(LMCacheOptions(url="double://ada:s%21t@127.0.0.1:1/0", timeout=2.0), PAGE_BYTES)
+    for text in (str(caught.value), caplog.text):
+        assert "does not answer" in text and "s!t" not in text and "s%21t" not in text
 
 
 def test_a_client_that_hangs_is_refused() -> None:

@@ -105,6 +105,15 @@ def test_a_filter_that_fails_ends_the_sequence_here_and_in_the_core(doubles: Mod
     assert (summary.finish_reason, summary.error_code) == ("error", "hook_failed")
 
 
+def test_a_request_of_no_tokens_has_no_filter(doubles: ModuleType) -> None:
+    """Which would wait for its end."""
+    hooks = Hooks(lambda request, index: pytest.fail("it has no text to filter"))
+    inputs, outputs = outputs_of(doubles, hooks)
+    outputs.add(inputs.process("r", "hi", SamplingParams(max_tokens=0)), OutputKind.FINAL)
+    [output] = outputs.process([doubles.news("r", "a", "length")], doubles.Client())
+    assert output.finished and output.outputs[0].text == "" and hooks.finished[0].finish_reason == "length"
+
+
 def test_a_filter_that_cannot_be_made_refuses_the_request(doubles: ModuleType) -> None:
     def refuse(request: object, index: int) -> None:
         raise HookFailedError("a")

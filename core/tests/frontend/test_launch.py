@@ -261,6 +261,16 @@ def test_attention_needs() -> None:
     assert by_kind(needs) == {"full": (needs[0], needs[3]), "sliding": (needs[1],)}
 
 
+def test_windows_of_encoders_are_a_feature() -> None:
+    """Which drivers that do not know them refuse."""
+    whole = KVSpec(kind="encoder", num_kv_heads=2, head_size=8)
+    windowed = KVSpec(kind="encoder", num_kv_heads=2, head_size=8, sliding_window=5)
+    facts = PlatformFacts("cpu", "a CPU", ("float32",))
+    needs = attention_needs(describe(whole, windowed), block_size=16, dtype="float32", facts=facts)
+    assert needs[0].features == {"sinks", "alibi"}
+    assert (needs[1].features, needs[1].sliding_window) == ({"sinks", "alibi", "two_sided"}, 5)
+
+
 def test_an_encoder_whose_input_is_no_steps_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Llama.describe
 
@@ -289,6 +299,14 @@ def test_the_caches_element_type(folder: Path) -> None:
         assert (eight.kv_cache_dtype, plain.layout.page_bytes) == ("float8_e4m3fn", 4 * eight.layout.page_bytes)
     with pytest.raises(PluginError, match="a cache of float64 under queries of float32 saves no memory"):
         launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="float64"))
+
+
+def test_tokens_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform's number, unless the user names one."""
+    monkeypatch.setattr(PlatformCard, "step_tokens", classmethod(lambda cls: 4096))
+    for given, expected in (({}, 4096), ({"max_num_batched_tokens": 0}, 4096), ({"max_num_batched_tokens": 64}, 64)):
+        plan = launch(EngineConfig(model=str(folder), **given))
+        assert plan.start.worker.max_num_batched_tokens == plan.config.max_num_batched_tokens == expected
 
 
 class OwnWorker(PlatformCard):

@@ -215,6 +215,7 @@ def test_published_models(name: str) -> None:
         state(((4,), "float3")),
         KVSpec(kind="full", num_kv_heads=1, head_size=8, states=STATE.states),
         KVSpec(kind="cross", num_kv_heads=1, head_size=8, sliding_window=4),
+        KVSpec(kind="encoder", num_kv_heads=1, head_size=8, sliding_window=0),
         KVSpec(kind="tree", num_kv_heads=1, head_size=8),  # type: ignore[arg-type]
     ],
 )

@@ -89,7 +89,9 @@ def test_who_else_defines_it_has_to_be_told_apart(install) -> None:  # type: ign
     """Both distributions are named; a name, or the other's denial, settles it."""
     install(MODEL.format(__name__, "Toy"), OPS)
     install(f"[engine.ops.v0]\nother = {__name__}:OtherOps\n", name="engine-other")
-    with pytest.raises(DuplicateDriverError, match=r"toy_reverse.*by engine-other 1\.0 and .* by engine-toy 1\.0"):
+    with pytest.raises(
+        DuplicateDriverError, match=r"toy_reverse.*--ops.*by engine-other 1\.0 and .* by engine-toy 1\.0"
+    ):
         launch(EngineArgs(model="tiny"))
     for settings in ({"ops": "toy"}, {"plugins": "-engine-other"}):
         plan = launch(EngineArgs(model="tiny", **settings))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,7 @@ class BucketPlatform(HostPlatform):
 
     recorder = "stream"
     captures_drafts = "padded"
+    captures_mixed = True
     body = "harness:BucketPlatformBody"
 
 
@@ -122,7 +124,7 @@ class BucketPlatformBody(HostPlatformBody):
         self.captures: dict[CaptureKey | None, int] = {}
 
     def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
-        return (4, 12) if tokens_per_row == 1 else (2, 5)
+        return {0: (12, 40), 1: (4, 12)}.get(tokens_per_row, (2, 5))
 
     def capture(self, fn: Callable[[], None], key: CaptureKey | None, trial: Trial | None = None) -> Callable[[], None]:
         assert key not in self.captures, "a key is captured once"
@@ -142,13 +144,14 @@ class CapturableAttention(TorchAttention):
 
 
 class CapturableAttentionBody(TorchAttentionBody):
-    capture_level = "uniform"
+    capture_level = "any"
 
     def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
         """And the batch says the truth about its bounds."""
         exact = batch.seq_lens.tolist()
         assert batch.bounds_are_exact and exact == batch.seq_lens_bound.tolist()
-        last = [int(batch.kv_index[end - 1]) for end in batch.query_start_loc_host[1:]]
+        bounds = batch.query_start_loc_host.tolist()
+        last = [int(batch.kv_index[end - 1]) if end > start else -1 for start, end in pairwise(bounds)]
         assert all(keys == 1 + place or place == -1 for keys, place in zip(exact, last, strict=True))
         return super().plan(batch, group, out)
 

@@ -243,7 +243,7 @@ def test_a_decode_step_sends_one_small_array(of_rows: tuple[SamplingParams, ...]
     found.step()
     for copies in uploads(found, 8):
         assert len(copies) == (1 if of_rows != (EDITED,) else 2), "min_tokens keeps telling its stop ids"
-        assert copies[0] <= 16 * (ROWS + 4) + 16 * (ROWS + 1) + 12 * 2 * ROWS
+        assert copies[0] <= 16 * (ROWS + 4) + 16 * (ROWS + 1) + 24 * 2 * ROWS
 
 
 def test_a_step_with_drafts_sends_three_small_arrays() -> None:

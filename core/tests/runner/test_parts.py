@@ -36,7 +36,7 @@ class Watching(StepPart):
 
 @pytest.mark.parametrize("changes", [{}, {"platform": "buckets", "attention": "capturable"}], ids=["plain", "captured"])
 def test_what_a_step_tells(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of a prompt, its end, and decodes beside another prompt."""
+    """A chunk of a prompt, its end, and decodes beside another prompt; padding of captured steps behind them."""
     part = Watching()
     with_part(part, monkeypatch)
     worker = started(**changes)
@@ -50,8 +50,8 @@ def test_what_a_step_tells(changes: dict[str, Any], monkeypatch: pytest.MonkeyPa
     driver.step((first, 1))
     assert [step["kept"] for step in part.steps] == [[4], [3, 2], [1]]
     a, b = first.tokens, second.prompt
-    assert part.steps[0]["next"] == a[1:5]
-    assert part.steps[1]["next"] == [*a[5:8], *b[1:3]] and part.steps[1]["starts"] == [0, 3, 5]
+    assert part.steps[0]["next"][:4] == a[1:5] and part.steps[0]["hidden"] == (12 if changes else 4)
+    assert part.steps[1]["next"][:5] == [*a[5:8], *b[1:3]] and part.steps[1]["starts"][:3] == [0, 3, 5]
     assert part.steps[2]["next"][0] == a[8] and part.steps[2]["hidden"] == (4 if changes else 1)
     worker.shutdown()
 

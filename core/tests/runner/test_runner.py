@@ -135,7 +135,12 @@ def test_padded_rows_change_nothing() -> None:
     assert results[0] == results[1]
     runner = padded._runner
     assert runner is not None and plain._runner is not None
-    assert runner._platform.captures == {None: 1, CaptureKey(4): 8, CaptureKey(12): 3}  # type: ignore[attr-defined]
+    assert runner._platform.captures == {  # type: ignore[attr-defined]
+        None: 1,
+        CaptureKey(4): 8,
+        CaptureKey(12): 3,
+        **{CaptureKey(tokens, 0): 0 for tokens in (12, 40)},
+    }
     assert plain._runner._captured == {}
     assert not runner._slots.tables.tokens[runner._slots.scratch_slot].any(), "nothing is drawn for padding"
     assert not runner._slots.tables.blocks[0][runner._slots.scratch_slot].any()

@@ -19,7 +19,7 @@ from memory_store import BLOCK, MemoryStore, Request, core_context, pages_of
 from engine.interfaces.kv_connector import LATER, Found, Held, Transferred
 from engine.types.parallel import Parallel
 from engine_connectors.pages import page_key
-from engine_connectors.store_scheduler import ASK_AGAIN_SECONDS, PATIENCE_SECONDS, StoreScheduler
+from engine_connectors.store_scheduler import ASK_AGAIN_SECONDS, PATIENCE_SECONDS, WARN_EVERY, StoreScheduler
 from engine_connectors.store_worker import StoreWorker
 
 PAGE_BYTES = 64
@@ -345,6 +345,15 @@ def test_a_prompt_that_comes_too_slowly_is_gone_on_from_what_has_come() -> None:
     assert second.core.counts()["never_came"] == 1
     for engine in (first, second):
         engine.close()
+
+
+def test_strangers_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients name the engine: the first that is another is told, then each fiftieth request."""
+    one = Engine(MemoryStore())
+    for number in range(WARN_EVERY + 1):
+        assert one.core.lookup(going_on(identity=f"{number:04x}"), 0) is None
+    assert [record.args[-1] for record in caplog.records if "another model" in record.message] == [1, WARN_EVERY + 1]
+    one.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

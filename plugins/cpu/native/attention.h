@@ -52,7 +52,7 @@ struct AttentionForward {
     std::size_t rows, tokens, group;
     PagedCache cache;
     float scale, soft_cap;                 // soft_cap 0: none
-    std::int64_t window;                   // 0: none
+    std::int64_t window;                   // 0: none; with whole rows, to both sides
     const float* sinks;                    // [heads * group], or null
     const float* slopes;                   // [heads * group], or null; null where there are trees
     const std::uint64_t* hidden = nullptr;  // [tokens], or null: trees of drafts

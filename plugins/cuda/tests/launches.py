@@ -39,6 +39,7 @@ from engine.types.start import Choice, WorkerStart
 from engine_cuda.attention_triton import body as attention_body
 from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOptions
 from engine_cuda.ops_triton.card import TritonOps
+from engine_cuda.ops_triton_gemv.card import TritonGemv
 from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
 from engine_reference.models.llama_card import Llama, Qwen3
 from engine_reference.platform_host.card import HostPlatform
@@ -66,7 +67,7 @@ class Launches:
     @property
     def layers(self) -> list[list[str]]:
         """Those of each layer but the first and the last: between two writes to the cache, from one to the next."""
-        at = [place for place, name in enumerate(self.captured) if name == "write_kernel"]
+        at = [place for place, name in enumerate(self.captured) if name == "rotated_write_kernel"]
         return [self.captured[first:last] for first, last in pairwise(at)]
 
 
@@ -140,6 +141,14 @@ class MetaOps(TritonOps):
         return []
 
 
+class MetaGemv(TritonGemv):
+    """The products of few rows, whatever the device."""
+
+    @classmethod
+    def unsupported(cls, need: OpsNeed) -> list[str]:
+        return []
+
+
 class MetaAttention(TritonAttention):
     """The attention `triton`, whatever the device."""
 
@@ -189,15 +198,17 @@ class MetaWorker:
     Args:
         model: of the checkpoint driver `dummy`.
         max_num_seqs: slots; also the one bucket of decode steps.
+        gemv: linear layers by ops driver `triton_gemv`.
     """
 
-    def __init__(self, model: str, max_num_seqs: int, **changes: Any) -> None:
+    def __init__(self, model: str, max_num_seqs: int, gemv: bool = False, **changes: Any) -> None:
         config = config_of(model)
         description = (Llama if config["model_type"] == "llama" else Qwen3).describe(config)
         candidates = [
             Candidate("platform", "meta", 0, "launches", "1", "launches:MetaPlatform"),
             Candidate("attention", "meta", 0, "launches", "1", "launches:MetaAttention"),
             Candidate("ops", "meta", 0, "launches", "1", "launches:MetaOps"),
+            Candidate("ops", "meta_gemv", 0, "launches", "1", "launches:MetaGemv"),
             Candidate("checkpoint", "meta", 0, "launches", "1", "launches:MetaCheckpoint"),
         ]
         registry = Registry.discover(extra=tuple(candidates))
@@ -210,10 +221,13 @@ class MetaWorker:
                 value=found.value, options=options,
             )  # fmt: skip
 
+        drivers = [("meta", TritonOps.operations), ("torch", frozenset(OPERATIONS))]
+        if gemv:
+            drivers.insert(0, ("meta_gemv", TritonGemv.operations))
         fields: dict[str, Any] = {
             "choices": (
                 choice("platform", "meta"),
-                *(choice("ops", "meta" if name in TritonOps.operations else "torch", name) for name in OPERATIONS),
+                *(choice("ops", next(d for d, its in drivers if name in its), name) for name in OPERATIONS),
                 choice("attention", "meta", "full", **TritonAttentionOptions().model_dump()),
                 choice("model", config["architectures"][0]),
                 choice("checkpoint", "meta"),
@@ -255,11 +269,13 @@ class MetaWorker:
         self._run(np.full(rows, PROMPT, np.int32), new_slots=new, new_blocks=[blocks])
         self._run(np.ones(rows, np.int32))
 
-    def step(self) -> Launches:
-        """A decode step in which nothing is new."""
+    def step(self, pages: bool = False) -> Launches:
+        """A decode step in which nothing is new, but for a page of each row where asked for."""
+        rows = np.arange(len(self._computed), dtype=np.int32)
+        new = {"new_blocks": [NewBlocks(slot=rows, index=rows * 0 + 1, page=rows + 100)]} if pages else {}
         _Noted.now = launches = Launches()
         try:
-            self._run(np.ones(len(self._computed), np.int32))
+            self._run(np.ones(len(rows), np.int32), **new)
         finally:
             _Noted.now = None
         return launches

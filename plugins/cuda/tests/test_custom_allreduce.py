@@ -157,13 +157,18 @@ class Driver:
             if name == "cuMemAlloc_v2":
                 self.kept.append(ctypes.create_string_buffer(b"\xff" * arguments[1].value, arguments[1].value))
                 arguments[0]._obj.value = ctypes.addressof(self.kept[-1])
+            if name == "cuMemHostAlloc":
+                self.pinned = ctypes.create_string_buffer(arguments[1].value)
+                arguments[0]._obj.value = ctypes.addressof(self.pinned)
+            if name == "cuMemcpyHtoDAsync_v2":
+                ctypes.memmove(arguments[0].value, arguments[1].value, arguments[2].value)
             if name == "cuIpcGetMemHandle":
                 ctypes.memmove(ctypes.addressof(arguments[0]._obj), ctypes.addressof(arguments[1]), 8)
             if name == "cuIpcOpenMemHandle_v2":
                 if self._rank == self._broken:
                     return 201
                 ctypes.memmove(ctypes.addressof(arguments[0]._obj), ctypes.addressof(arguments[1]), 8)
-            if name.startswith("cuMemsetD8"):
+            if name == "cuMemsetD8_v2":
                 ctypes.memset(arguments[0].value, arguments[1].value, arguments[2].value)
             if name == "cuGetErrorString":
                 arguments[1]._obj.value = b"invalid device context"
@@ -203,7 +208,8 @@ def test_memory_of_devices(broken: int) -> None:
         assert {answer for answer, _ in found} == {
             "rank 1: rank 0's memory: cuIpcOpenMemHandle_v2: invalid device context"
         }
-    assert all(driver.calls.count("cuMemFree_v2") == 1 for _, driver in found)
+    for ends in ("cuMemFree_v2", "cuMemFreeHost"):
+        assert all(driver.calls.count(ends) == 1 for _, driver in found)
 
 
 # -- compiled ----------------------------------------------------------------------------------------------------------
@@ -228,6 +234,10 @@ def check_compiled(found: compiled.Compiled) -> None:
     waits = re.findall(r"again:(.*?)bra again;", found.assembly, re.DOTALL)
     assert waits and all("ld.acquire.sys.global.b64" in body for body in waits)
     assert not any(word in body for body in waits for word in ("bar.sync", "shfl", "st.global"))
+    ahead = re.findall(
+        r"%tid\.x;\s+mov\.b64\s+flag, \S+;\s+setp\.ge\.u32\s+other, thread, 32;\s+@other bra done;", found.assembly
+    )
+    assert len(ahead) == len(waits), "one warp of a program waits"
     order = re.findall(r"bar\.sync|release\.exch|bra again|ld\.global\.v4", found.assembly)
     letters = {"bar.sync": "b", "release.exch": "r", "bra again": "w", "ld.global.v4": "l"}
     after = "".join(letters[word] for word in order)

@@ -42,13 +42,13 @@ LAYERS = {
         norms.rms_norm_kernel,
         {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "rows": "i32", "inner_rows": "i32",
          "x_strides": ("i32", "i32"), "eps": "fp32"},
-        {"SIZE": 128, "ROWS": 16, "BLOCK": 128}, multiples_of_16=["inner_rows", "x_strides"],
+        {"SIZE": 128, "ROWS": 16, "BLOCK": 128, "DEPENDENT": True}, multiples_of_16=["inner_rows", "x_strides"],
     ),
     "add_rms_norm": Case(
         norms.add_rms_norm_kernel,
         {"inputs": ("*bf16", "*bf16"), "weight": "*bf16", "outputs": ("*bf16", "*bf16"), "rows": "i32",
          "strides": ("i32", "i32"), "eps": "fp32"},
-        {"SIZE": 4096, "ROWS": 1, "BLOCK": 4096}, num_warps=8, multiples_of_16=["strides"],
+        {"SIZE": 4096, "ROWS": 1, "BLOCK": 4096, "DEPENDENT": True}, num_warps=8, multiples_of_16=["strides"],
     ),
     "layer_norm": Case(
         norms.layer_norm_kernel,
@@ -57,18 +57,19 @@ LAYERS = {
     ),
     "rope": Case(
         rotary.rope_kernel,
-        HEADS_OF_QK, {"HALF": 64, "BLOCK": 64, "HEADS": rotary.HEADS}, num_warps=2,
+        HEADS_OF_QK, {"HALF": 64, "BLOCK": 64, "HEADS": rotary.HEADS, "DEPENDENT": True}, num_warps=2,
         multiples_of_16=["q_strides", "k_strides"],
     ),
     "qk_norm_rope": Case(
         rotary.qk_norm_rope_kernel,
         {**HEADS_OF_QK, "weights": ("*bf16", "*bf16"), "eps": "fp32"},
-        {"SIZE": 128, "HALF": 64, "BLOCK": 64, "REST": 1, "HEADS": rotary.HEADS}, num_warps=2,
+        {"SIZE": 128, "HALF": 64, "BLOCK": 64, "REST": 1, "HEADS": rotary.HEADS, "DEPENDENT": True}, num_warps=2,
         multiples_of_16=["q_strides", "k_strides"],
     ),
     "silu_mul": Case(
         activations.silu_mul_kernel,
-        {"x": "*bf16", "out": "*bf16", "row_stride": "i32", "inner": "i32"}, {"BLOCK": activations.BLOCK},
+        {"x": "*bf16", "out": "*bf16", "row_stride": "i32", "inner": "i32"},
+        {"BLOCK": activations.BLOCK, "DEPENDENT": True},
         multiples_of_16=["row_stride", "inner"],
     ),
     "gelu": Case(
@@ -203,7 +204,15 @@ ALL = {**LAYERS, **STEPS, **SCANS, **DRAWS}
 
 
 def _compile(cases: dict[str, Case], target: str) -> None:
-    found = compile_all([replace(case, target=target) for case in cases.values()])
+    dependent = {"DEPENDENT": target == "sm_90"}  # others have none
+    found = compile_all(
+        [
+            replace(
+                case, target=target, constexprs=case.constexprs | (dependent if "DEPENDENT" in case.constexprs else {})
+            )
+            for case in cases.values()
+        ]
+    )
     spilled = {name: use.spilled for name, use in zip(cases, found, strict=True) if use.spilled}
     assert not spilled, f"bytes of registers of each thread in memory: {spilled}"
 
@@ -215,6 +224,9 @@ def test_the_layers_of_a_decode_step():
     for name, use in zip(names, found, strict=True):
         assert use.spilled == 0 and use.registers <= 128, name
         assert "ld.global.v4" in use.assembly and "st.global.v4" in use.assembly, name
+        before, waits, _ = use.assembly.partition("griddepcontrol.wait")
+        assert waits and "griddepcontrol.launch_dependents" in before, name
+        assert "ld.global" not in before and "st.global" not in before, name
 
 
 def test_scans():

@@ -11,9 +11,10 @@ import torch
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
 from engine.types.parallel import Parallel, Place
 from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts
-from engine_cuda.platform_cuda.buckets import row_buckets
+from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
+from engine_cuda.platform_cuda.late import LateKernels
 from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import StagingRing
 from engine_cuda.platform_cuda.trial import compare, culprit, what_stopped
@@ -30,6 +31,25 @@ def test_buckets() -> None:
     assert row_buckets(64, None, 5) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
     assert row_buckets(256, None, 5)[-1] == 96 and row_buckets(300, None, 513) == ()
     assert row_buckets(20, (64, 8, 32, 8)) == (8, 32) and row_buckets(100, (64, 8)) == (8, 64)
+
+
+def test_buckets_of_steps_with_prompts() -> None:
+    """None holds more tokens than a step can have; the largest step is one where it is small."""
+    assert token_buckets(8192) == (*range(64, 513, 64), *range(640, 1025, 128)) and token_buckets(512)[-2:] == (
+        448,
+        512,
+    )
+    assert token_buckets(200) == (64, 128, 192, 200) and token_buckets(64) == (64,) and token_buckets(5) == (5,)
+    assert token_buckets(1) == () and token_buckets(600, (1024, 256, 96)) == (96, 256)
+
+
+def test_steps_are_captured_as_far_as_the_host_is_slower() -> None:
+    """0.6B, 4B and 8B models, and one of 70B on eight GPUs."""
+    assert hidden_tokens(1024, 1) > 1024 and 400 < hidden_tokens(2560, 1) < 600
+    assert 190 < hidden_tokens(4096, 1) < 210 and 350 < hidden_tokens(8192, 8) < 450
+    assert token_buckets(8192, None, hidden_tokens(4096, 1)) == (64, 128, 192)
+    assert token_buckets(8192, None, 5) == (64, 128) and token_buckets(100, None, 5) == (64, 100)
+    assert token_buckets(8192, (700,), 5) == (700,)
 
 
 def test_places_of_ranks() -> None:
@@ -136,11 +156,19 @@ def test_what_a_trial_finds() -> None:
     compare((hidden, logits, broken), (hidden.clone(), logits.clone(), broken.clone()), 0)
     compare((hidden, logits + 0.1, broken), (hidden, logits, broken), 0)  # within what a bfloat16 model rounds
     compare((nan,), (nan.clone(),), 1)
+    outlier = hidden.clone()
+    outlier[0, 3] = 5000.0
+    swapped = outlier.clone()
+    swapped[2] = outlier[1]
+    compare((outlier + 0.3,), (outlier,), 0)
+    tiny = torch.cat((logits, logits[:1] * 1e-9))
+    compare((torch.cat((logits, logits[1:2] * 1e-9)),), (tiny,), 0)
     for found, expected, words in (
         ((hidden, logits + 1.5, broken), (hidden, logits, broken), r"output 1 .*a difference of 1\.5"),
         ((hidden, logits, ~broken), (hidden, logits, broken), "output 2 .*4 elements differ"),
         ((nan,), (logits,), "output 0 .*NaN"),
         ((logits + 0.1,), (logits,), r"output 0 .*a difference of 0\.1"),  # a float32 model rounds less
+        ((swapped,), (outlier,), r"output 0 .*row 2 lies"),
         ((logits[:2],), (logits,), r"output 0 .*shape \[2, 30\] for \[4, 30\]"),
     ):
         with pytest.raises(ContractError, match=rf"replayed on input 1, its {words}"):
@@ -276,9 +304,32 @@ def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monke
         data_parallel_rank=0,
         data_parallel_size=1,
         max_num_seqs=1,
+        model=SimpleNamespace(hidden_size=64),
+        max_num_batched_tokens=8,
+        max_model_len=8,
         choices=(),
         device="cuda",
     )
     with pytest.raises(UnfitDriverError, match="no more of this"):
         CudaPlatformBody(SimpleNamespace(options=CudaPlatformOptions(), start=start))  # type: ignore[arg-type]
     assert done == ["init", "cuda:0", "synchronize", "empty_cache", "asked"]
+
+
+def test_kernels_that_are_compiled_late(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of a start are not told, nor what lies in Triton's cache; who listened before goes on listening."""
+    knobs = pytest.importorskip("triton.knobs")
+    heard = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **given: heard.append(given["src"].name))
+    late, given = LateKernels(), {"metadata": {}, "metadata_group": {}}
+    late.listen()
+    late.listen()
+    assert knobs.compilation.listener is late
+    for serving, name, cached in ((False, "early", False), (True, "found", True), (True, "tile", False)):
+        late.serving = serving
+        source = SimpleNamespace(name=name)
+        knobs.compilation.listener(src=source, times=SimpleNamespace(total=1_500_000), cache_hit=cached, **given)
+    assert heard == ["early", "found", "tile"] and late.seen == 1
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("kernel tile was compiled while requests were computed, which waited 1.5 s")
+    late.listen()
+    assert not late.serving

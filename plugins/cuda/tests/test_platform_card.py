@@ -50,6 +50,13 @@ def test_memory_is_that_of_the_smallest_gpu(monkeypatch: pytest.MonkeyPatch) -> 
         assert CudaPlatform.memory() == expected
 
 
+def test_steps_are_larger_on_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Gpus(maker="NVIDIA", visible=(*nvidia().visible, Gpu("small", 24 << 30, None, (8, 9))), installed=2)
+    for gpus, expected in ((nvidia(), 8192), (small, 2048), (None, 2048)):
+        monkeypatch.setattr("engine_cuda.platform_cuda.card.machine", lambda gpus=gpus: Machine(gpus, None, CU130))
+        assert CudaPlatform.step_tokens() == expected
+
+
 def test_no_gpu() -> None:
     empty = Gpus(maker="NVIDIA", driver="580.65.06")
     assert reason(None, None, CU130) == reason(empty, None, CPU) == NO_LINE
@@ -110,10 +117,14 @@ def test_options() -> None:
     assert CudaPlatformOptions(buckets=(4, 1)).buckets == (4, 1)
     assert CudaPlatformOptions.model_validate({"buckets": "1,2, 16"}).buckets == (1, 2, 16)
     assert CudaPlatformOptions.model_validate({"buckets": "auto"}).buckets == "auto"
+    assert CudaPlatformOptions.model_validate({"capture_mixed": "never"}).capture_mixed == "never"
+    assert CudaPlatformOptions.model_validate({"capture_mixed": "96,256"}).capture_mixed == (96, 256)
     for wrong in (
         {"capture": "yes"},
         {"buckets": (0,)},
         {"buckets": "few"},
+        {"buckets": "never"},
+        {"capture_mixed": "always"},
         {"buckets": ()},
         {"ranks_per_device": 0},
         {"graphs": 1},

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from engine.interfaces.context import WorkerContext
 from engine.interfaces.platform import CaptureKey, Trial
 from engine.types.errors import ContractError, DeviceMemoryError, KVCacheTooSmallError
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_sdk.conformance import PlatformConformance
+from engine_sdk.conformance.core_contexts import start_message
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -29,9 +30,7 @@ class TestPlatformThatInsists(PlatformConformance):
 def platform(**options: Any) -> Any:
     from engine_cuda.platform_cuda.body import CudaPlatformBody
 
-    places = {"rank": 0, "size": 1, "data_parallel_rank": 0, "data_parallel_size": 1}
-    start = SimpleNamespace(**places, max_num_seqs=64, device="cuda", choices=())
-    return CudaPlatformBody(SimpleNamespace(options=CudaPlatformOptions(**options), start=start))  # type: ignore[arg-type]
+    return CudaPlatformBody(WorkerContext(start=start_message("cuda"), options=CudaPlatformOptions(**options)))
 
 
 class Model:

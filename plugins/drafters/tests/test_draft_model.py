@@ -131,6 +131,18 @@ def test_numbers_that_are_stored_smaller_count_as_they_are_computed(tmp_path: Pa
     assert stored_bytes([str(tmp_path / "head.pt"), str(tmp_path / "nowhere")], 4) == 200
 
 
+def test_tensors_that_no_body_reads_do_not_count(tmp_path: Path) -> None:
+    """Layers for further tokens, and the copy of an embedding that the head shares."""
+    names = ("model.layers.1.x", "model.layers.2.x", "mtp.x", "lm_head.weight", "model.embed.weight")
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": [8 * i, 8 * i + 8]} for i, name in enumerate(names)}
+    text = json.dumps(header).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    whole = {"num_hidden_layers": 2, "tie_word_embeddings": True}
+    for config, count in ((whole, 2), ({**whole, "tie_word_embeddings": False}, 3), ({}, 5)):
+        assert stored_bytes([str(file)], 4, config) == 8 * count
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "match"),
     [

@@ -88,6 +88,8 @@ def attend_pages(
     kernel reads a whole tile: then what lies there counts."""
     page_size, outs, sums = k.shape[1], [], []
     for row, length in enumerate(lengths):
+        if bounds[row] == bounds[row + 1]:
+            continue
         reach = -(-length // kernel.keys) * kernel.keys
         key = torch.arange(reach)
         if kernel.clears_past_end:

@@ -1,7 +1,8 @@
 """The libraries' functions with their own signatures and rules, computed by `flash_double`: what adapters call here.
 
-Signatures and rules are those of flash-attn 2.8.3, flash-attn-3 3.0 (hopper/flash_api.cpp), flash-attn-4 4.0.0b36 and
-torch 2.13. What a library refuses is refused here, and what it leaves to the caller is checked.
+Signatures and rules are those of flash-attn 2.8.3, flash-attn-3 3.0 (hopper/flash_api.cpp) and tokenspeed-fa3
+3.0.0.post20260810, flash-attn-4 4.0.0b36 and torch 2.13. What a library refuses is refused here, and what it leaves to
+the caller is checked.
 """
 
 from __future__ import annotations
@@ -121,6 +122,43 @@ FA3_SCHEMA = (
     "-> (Tensor(out!), Tensor, Tensor, Tensor)"
 )
 """The operator's, from hopper/flash_api.cpp."""
+FA3_METADATA_SCHEMA = (
+    "flash_attn_3::get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, "
+    "int num_heads_k, int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, Tensor? cu_seqlens_q = None, "
+    "Tensor? cu_seqlens_k = None, Tensor? cu_seqlens_k_new = None, Tensor? seqused_q = None, "
+    "Tensor? leftpad_k = None, int? page_size = None, int max_seqlen_k_new = 0, bool is_causal = False, "
+    "int window_size_left = -1, int window_size_right = -1, int attention_chunk = 0, bool has_softcap = False, "
+    "int num_splits = 0, bool? pack_gqa = None, int sm_margin = 0) -> Tensor"
+)
+FA3_PROCESSORS = 132
+
+
+def flash_attn_3_metadata(**given: Any) -> torch.Tensor:
+    """What the rows are and what it was asked with, in place of who computes what; a counter at the end."""
+    schema = torch._C.parse_schema(FA3_METADATA_SCHEMA)
+    needed = {argument.name for argument in schema.arguments if not argument.has_default_value()}
+    check(needed <= given.keys() <= {argument.name for argument in schema.arguments}, "its arguments")
+    check(given["headdim"] == given["headdim_v"], "values are as wide as keys")
+    check_lengths(given["seqused_k"], given["cu_seqlens_q"])
+    check(len(given["seqused_k"]) == given["batch_size"], "a length a row")
+    asked = [int(given[name]) for name in FA3_AGREED]
+    asked += [given["max_seqlen_k"], given["num_heads"], given["num_heads_k"], given["page_size"], given["headdim"]]
+    return torch.cat((given["seqused_k"], given["cu_seqlens_q"], torch.tensor([*asked, 0], dtype=torch.int32)))
+
+
+FA3_AGREED = ("max_seqlen_q", "is_causal", "window_size_left", "window_size_right", "num_splits")
+
+
+def check_metadata(given: dict[str, Any]) -> None:
+    """What was worked out is for this call, and its counter was left at 0."""
+    q, k, table = given["q"], given["k"], given["page_table"]
+    again = flash_attn_3_metadata(
+        **{name: given[name] for name in (*FA3_AGREED, "seqused_k", "cu_seqlens_q")},
+        batch_size=len(table), max_seqlen_k=table.shape[1] * k.shape[1], num_heads=q.shape[1], num_heads_k=k.shape[2],
+        headdim=q.shape[2], headdim_v=q.shape[2], qkv_dtype=q.dtype, page_size=k.shape[1],
+    )  # fmt: skip
+    check(given["scheduler_metadata"].equal(again), "the metadata is of this step and of this bound")
+    check(given["num_splits"] > 1, "undivided, the counter would be cleared by a launch of its own")
 
 
 def flash_attn_3_fwd(**given: Any) -> tuple[torch.Tensor, torch.Tensor, None, None]:
@@ -130,15 +168,20 @@ def flash_attn_3_fwd(**given: Any) -> tuple[torch.Tensor, torch.Tensor, None, No
     check_pages(table, len(lengths), 1, k, v)
     bounds, left, right = start.tolist(), given["window_size_left"], given["window_size_right"]
     check(given["max_seqlen_q"] >= max(b - a for a, b in pairwise(bounds)), "max_seqlen_q is a bound")
-    check(len(q) == bounds[-1] and out.shape == q.shape and out.stride(-1) == 1, "q and out hold the rows' tokens")
-    check(given["cu_seqlens_k"] is None, "no cu_seqlens_k with pages")
+    check(len(q) >= bounds[-1] and out.shape == q.shape and out.stride(-1) == 1, "q and out hold the rows' tokens")
+    check(given.get("cu_seqlens_k") is None, "no cu_seqlens_k with pages")
+    check(1 <= given["num_splits"] <= 256, "a bound that every replay keeps")
+    if given.get("scheduler_metadata") is not None:
+        check_metadata(given)
     left = -1 if left >= table.shape[1] * k.shape[1] - 1 else left
     right = 0 if given["is_causal"] else right
     mask = Mask(left=left, right=right, scale=given["softmax_scale"], cap=given["softcap"])
     by_tiles = k.shape[1] % 128 == 0 and given["max_seqlen_q"] * (q.shape[1] // k.shape[2]) > 128
     kernel = Kernel(keys=128, clears_past_end=not by_tiles)
-    found, sums = attend_pages(kernel, q, k, v, table, bounds, lengths.tolist(), mask)
-    out.copy_(found)
+    found, of_rows = attend_pages(kernel, q, k, v, table, bounds, lengths.tolist(), mask)
+    out[: bounds[-1]] = found[: bounds[-1]]
+    sums = of_rows.new_full((q.shape[1], len(q)), torch.nan)  # nobody writes what comes after the last row
+    sums[:, : bounds[-1]] = of_rows[:, : bounds[-1]]
     return out, sums, None, None
 
 
@@ -228,7 +271,8 @@ def double_of(implementation: Implementation) -> Attend:
     if implementation.name == "fa2":
         return fa2.bind(flash_attn_varlen_func, flash_attn_with_kvcache)
     if implementation.name == "fa3":
-        return fa3.bind(flash_attn_3_fwd, torch._C.parse_schema(FA3_SCHEMA))
+        schema = torch._C.parse_schema(FA3_SCHEMA)
+        return fa3.bind(flash_attn_3_fwd, schema, flash_attn_3_metadata, FA3_PROCESSORS)
     if implementation.name == "fa4":
         return fa4.bind(flash_attn_4_fwd, divides=True)
     return torch_own.bind(varlen_attn, AuxRequest)

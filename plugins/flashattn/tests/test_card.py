@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,7 @@ def test_installed_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry's empty flash-attn-3 0.0.0 is none, nor is a torch whose function takes no block table."""
     versions = {"flash-attn": "2.8.3", "flash-attn-3": "0.0.0", "flash-attn-4": "4.0.0b36", "torch": "2.10.0+rocm7"}
     monkeypatch.setattr(installed, "_version", versions.get)
+    monkeypatch.setattr(installed, "_fa3_folder", lambda: None)
     monkeypatch.setattr(installed, "_takes_pages", lambda: False)
     monkeypatch.setattr(installed, "capabilities", lambda: ((9, 0),))
     installed.facts.cache_clear()
@@ -128,6 +130,54 @@ def test_installed_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
         installed.facts.cache_clear()
     assert found.versions == {"fa2": "2.8.3", "fa4": "4.0.0b36"} and found.rocm
+
+
+FLAGS = """# written by a build
+CONFIG = {'build_flags': {'FLASHATTENTION_DISABLE_SOFTCAP': True, 'FLASHATTENTION_DISABLE_LOCAL': False,
+'FLASHATTENTION_DISABLE_HDIM256': True, 'FLASHATTENTION_ENABLE_VCOLMAJOR': True}}
+"""
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_fa3_is_found_by_its_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inside: bool) -> None:
+    """Whoever built it and whatever the distribution is called; its flags lie in the package or beside it."""
+    package = tmp_path / "flash_attn_3"
+    package.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(installed, "_version", {"tokenspeed-fa3": "3.0.0.post1"}.get)
+    monkeypatch.setattr(installed, "capabilities", lambda: ((9, 0),))
+    for step in ("no module", "no flags", "flags"):
+        installed.facts.cache_clear()
+        if step != "no module":
+            (package / "_C.abi3.so").write_bytes(b"")
+        if step == "flags":
+            ((package if inside else tmp_path) / "flash_attn_config.py").write_text(FLAGS)
+        found = installed.facts()
+        assert found.versions.get("fa3") == (None if step == "no module" else "tokenspeed-fa3 3.0.0.post1")
+        assert found.fa3_without == (frozenset({"SOFTCAP", "HDIM256"}) if step == "flags" else frozenset())
+    monkeypatch.setattr(installed, "_version", {}.get)
+    installed.facts.cache_clear()
+    assert installed.facts().versions["fa3"] == "of an unknown version"
+    installed.facts.cache_clear()
+
+
+def test_what_a_build_left_out(machine: Machine) -> None:
+    """Each feature that a flag takes away is refused for FlashAttention 3 alone, and the next library serves it."""
+    machine((9, 0), versions=("fa3", "fa2"), fa3_without=frozenset({"SOFTCAP", "HDIM96"}))
+    assert choose(need(), card_module.facts()) is FA3
+    assert choose(need(head_size=96), card_module.facts()) is FA3, "computed by the kernels of 128"
+    assert choose(need(soft_cap=30.0), card_module.facts()) is FA2
+    for flag, changes, words in (
+        ("SOFTCAP", {"soft_cap": 30.0}, "a soft cap"),
+        ("LOCAL", {"kind": "sliding", "sliding_window": 64}, "sliding windows"),
+        ("FP16", {"dtype": "float16", "kv_dtype": "float16"}, "float16"),
+        ("HDIM256", {"head_size": 200}, "heads of 200 elements"),
+        ("PAGEDKV", {}, "pages"),
+        ("VARLEN", {}, "rows of different lengths"),
+    ):
+        machine((9, 0), versions=("fa3",), fa3_without=frozenset({flag}))
+        reasons = FlashAttention.unsupported(need(**changes))
+        assert reasons[0] == f"FlashAttention 3: this build (3.0.0) has no kernels for {words}"
 
 
 def test_torch_is_read_and_not_run() -> None:
@@ -174,12 +224,20 @@ def test_doubles_have_the_libraries_signatures() -> None:
 
         check(flash_libraries.flash_attn_4_fwd, _flash_attn_fwd)
         assert arguments(flash_libraries.flash_attn_4_fwd).keys() >= fa4.NAMES
-    schema = torch._C.parse_schema(flash_libraries.FA3_SCHEMA)
     if "fa3" in there:
         import flash_attn_3._C  # noqa: F401
 
-        real = torch.ops.flash_attn_3.fwd.default._schema
-        assert [argument.name for argument in schema.arguments] == [argument.name for argument in real.arguments]
+        library = torch.ops.flash_attn_3
+        for text, operator in (
+            (flash_libraries.FA3_SCHEMA, library.fwd),
+            (flash_libraries.FA3_METADATA_SCHEMA, library.get_scheduler_metadata),
+        ):
+            double, real = (
+                [(argument.name, str(argument.type)) for argument in schema.arguments if argument.name != "sinks"]
+                for schema in (torch._C.parse_schema(text), operator.default._schema)
+            )
+            loosened = {("softmax_scale", "Optional[float]"): ("softmax_scale", "float")}
+            assert double == [loosened.get(argument, argument) for argument in real]
 
 
 def test_an_operator_with_other_arguments_is_refused() -> None:
@@ -191,7 +249,7 @@ def test_an_operator_with_other_arguments_is_refused() -> None:
 
     schema = torch._C.parse_schema(flash_libraries.FA3_SCHEMA.replace("Tensor? page_table", "Tensor? pages"))
     with pytest.raises(ConfigError, match="takes no page_table"):
-        fa3.bind(flash_libraries.flash_attn_3_fwd, schema)
+        fa3.bind(flash_libraries.flash_attn_3_fwd, schema, None, 132)
     with pytest.raises(ConfigError, match="takes no .*seqused_k"):
         fa4.bind(lambda q, k, v: None, divides=True)
 

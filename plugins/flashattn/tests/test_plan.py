@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +13,13 @@ pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import flash_cards
+import flash_libraries
 import torch
-from flash_body import write_reference
+from flash_body import KernelBody, write_reference
 
 from engine.interfaces.attention import AttentionBatch
 from engine.types.kv import KVGroup
+from engine_flashattn.implementations import fa3
 from engine_flashattn.own_pages import name_own_pages
 from engine_flashattn.sinks import apply_sinks
 from engine_flashattn.write import write_pages
@@ -57,6 +61,61 @@ def test_captured_launches_serve_later_steps(card: Any, steps: str, window: int 
         out, lse = case.outputs()
         case.launch(body, cache, captured, out, lse)
         case.check(out, lse)
+
+
+@pytest.mark.parametrize(
+    ("steps", "asked", "calls"), [("decodes", 0, 1), ("drafts", 0, 1), ("decodes", 3, 1), ("decodes", 1, 0)]
+)
+def test_who_computes_what_is_worked_out_once_a_pass(
+    monkeypatch: pytest.MonkeyPatch, steps: str, asked: int, calls: int
+) -> None:
+    """The layer that opens a pass works it out for those after it, in a captured pass as in one before it; what it is
+    of another step or bound, the double refuses."""
+    seen: list[dict[str, Any]] = []
+
+    def metadata(**given: Any) -> torch.Tensor:
+        seen.append(given)
+        return flash_libraries.flash_attn_3_metadata(**given)
+
+    def load(self: Any, implementation: Any) -> Any:
+        schema = torch._C.parse_schema(flash_libraries.FA3_SCHEMA)
+        return fa3.bind(flash_libraries.flash_attn_3_fwd, schema, metadata, flash_libraries.FA3_PROCESSORS)
+
+    monkeypatch.setattr(KernelBody, "load", load)
+    subject = Subject.of_card("attention", flash_cards.Fa3, {"implementation": "fa3", "num_splits": asked})
+    body = subject.body()(worker_context(subject))
+    rows, num_decodes = STEPS[steps]
+    cases = [Case(Form(), each, num_decodes, 16, seed=i, width=20) for i, each in enumerate(rows)]
+    batch, plan = cases[0].batch, None
+    for case in cases:
+        cache = case.write_history(body)
+        for name, value in vars(case.batch).items():
+            if isinstance(value, torch.Tensor):
+                getattr(batch, name).copy_(value)
+        batch.query_start_loc_host = case.batch.query_start_loc_host
+        plan = body.plan(batch, case.group, plan)
+        for _ in ("a warm-up", "what is recorded"):
+            seen.clear()
+            for index in range(3):
+                case.layer = replace(case.layer, index=index)
+                out, lse = case.outputs()
+                case.launch(body, cache, plan, out, lse)
+                case.check(out, lse)
+            assert len(seen) == calls
+            assert all(given["num_splits"] == (asked or 3) for given in seen), "320 keys are three tiles"
+
+
+def test_the_bound_of_pieces() -> None:
+    """As many as fill the GPU with one row, and never more than there are tiles."""
+
+    def most(queries: int, keys: int, heads: int = 32, kv_heads: int = 8, processors: int = 132) -> int:
+        q, k = torch.empty(queries, heads, 128), torch.empty(1, 16, kv_heads, 128)
+        plan = SimpleNamespace(max_query_len=queries, max_seq_len=keys)
+        return fa3.most_splits(SimpleNamespace(q=q, k=k, plan=plan), processors)  # type: ignore[arg-type]
+
+    assert most(1, 40960) == 17 and most(1, 1024) == 8 and most(1, 100) == 1
+    assert most(32, 40960) == 17 and most(33, 40960) == 9 and most(8192, 40960) == 1
+    assert most(1, 1 << 20, heads=8, kv_heads=1, processors=160) == 128
 
 
 def test_tables_name_own_pages() -> None:

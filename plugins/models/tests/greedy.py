@@ -37,9 +37,8 @@ class Answer(NamedTuple):
     logits: torch.Tensor
 
 
-def make(folder: Path, architecture: str, over: Mapping[str, Any], repeated: bool = False) -> list[Answer]:
-    """Save a random checkpoint, whose small config has `over` beside the suite's own; give transformers' answers of it
-    to each prompt alone, whose tokens may be few."""
+def saved(folder: Path, architecture: str, over: Mapping[str, Any]) -> Any:
+    """Transformers' model of a random checkpoint that is saved; its config has `over` beside the suite's own."""
     config = small_config(architecture, {**over, "initializer_range": 0.2, "vocab_size": VOCAB_SIZE})
     kind = getattr(transformers, architecture)
     torch.manual_seed(0)
@@ -54,9 +53,16 @@ def make(folder: Path, architecture: str, over: Mapping[str, Any], repeated: boo
                 parameter.uniform_(0.5, 1.5)
         model.save_pretrained(folder)
         tokenizer().save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    assert written["architectures"] == [architecture]
+    return model
+
+
+def make(folder: Path, architecture: str, over: Mapping[str, Any], repeated: bool = False) -> list[Answer]:
+    """Transformers' answers of a random checkpoint that is saved, to each prompt alone, whose tokens may be few."""
+    model = saved(folder, architecture, over)
+    with quiet(), torch.no_grad():
         model.generation_config.eos_token_id = None
-        written = json.loads((folder / "config.json").read_text())
-        assert written["architectures"] == [architecture]
         generator = torch.Generator().manual_seed(1)
         return [
             _answer(model, torch.randint(3, 5 if repeated else VOCAB_SIZE, (1, n), generator=generator))

@@ -133,6 +133,17 @@ POOLED: dict[str, dict[str, Any]] = {
 
 JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "hidden_act": "gelu"}
 
+MODERN = {
+    "local_attention": 6,
+    "layer_types": [*BOTH_TYPES, "sliding_attention"],
+    "num_hidden_layers": 3,
+    "norm_bias": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 160.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+    },
+}
+
 ENCODERS: dict[str, dict[str, Any]] = {
     "GteModel": {"type_vocab_size": 1},
     "GteForSequenceClassification": {"type_vocab_size": 0},
@@ -141,6 +152,9 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "NomicBertModel": {},
     "JinaBertForMaskedLM": JINA,
     "JinaBertModel": JINA,
+    "ModernBertModel": MODERN,
+    "ModernBertForSequenceClassification": {**MODERN, "classifier_pooling": "mean", "classifier_bias": True},
+    "ModernBertForTokenClassification": MODERN,
 }
 """The same of encoders."""
 

@@ -202,6 +202,13 @@ def test_what_is_not_served_is_refused_at_start(tmp_path: Path) -> None:
             engine(tmp_path, **settings)
 
 
+def test_float16_is_refused_where_it_overflows(tmp_path: Path) -> None:
+    """Whatever the checkpoint is stored in."""
+    make(tmp_path, "T5ForConditionalGeneration")
+    with pytest.raises(Exception, match=r"in float16; .* than float16 holds; use --dtype bfloat16"):
+        LLM(model=str(tmp_path), dtype="float16", max_num_batched_tokens=64)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"tensor_parallel_size": 2}, {"swap_space": 1 << 24}], ids=str)
 @pytest.mark.parametrize("architecture", ENCODER_DECODERS)

@@ -13,7 +13,7 @@ from engine.interfaces.model import ModelNeed
 from engine.types.parallel import Parallel
 from engine_kit.model_config import read_rope
 from engine_kit.rotary import inverse_frequencies
-from engine_models.encoder_card import Gte, JinaBert, Nomic
+from engine_models.encoder_card import Gte, JinaBert, ModernBert, ModernBertClassifier, Nomic
 from engine_sdk.conformance import EncoderModelConformance
 from engine_sdk.conformance.model.example import draw
 
@@ -90,6 +90,23 @@ def test_nomics_first_files() -> None:
     assert first["layer_norm_eps"] == second["layer_norm_eps"]
 
 
+MODERN = {
+    "architectures": ["ModernBertModel"], "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def test_modern_berts_first_files() -> None:
+    """What transformers 4 wrote, and what it left out: each third layer sees all, each kind has its theta."""
+    windows = [spec.sliding_window for spec in ModernBert.describe(MODERN).kv_specs]
+    assert windows == [None, 65, 65, None]
+    old = {"local_attention": 6, "global_attn_every_n_layers": 2, "global_rope_theta": 99, "local_rope_theta": 7}
+    windows = [spec.sliding_window for spec in ModernBert.describe({**MODERN, **old}).kv_specs]
+    assert windows == [None, 4, None, 4]
+    for given, thetas in ((MODERN, [160_000, 10_000]), ({**MODERN, **old}, [99, 7])):
+        assert [read_rope(rope, 8).theta for rope in ModernBert.ropes(ModernBert.filled(given))] == thetas
+
+
 @pytest.mark.parametrize(
     ("card", "config", "said"),
     [
@@ -100,6 +117,13 @@ def test_nomics_first_files() -> None:
         (Gte, {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}, "mixed_b is set"),
         (JinaBert, {"feed_forward_type": "reglu"}, "feed_forward_type 'reglu' is not 'geglu'"),
         (JinaBert, {"position_embedding_type": "absolute"}, "'absolute' is not 'alibi'"),
+        (ModernBert, {"hidden_activation": "relu"}, "hidden_activation 'relu' is none of"),
+        (ModernBert, {"layer_types": ["chunked_attention"] * 2}, "'chunked_attention' is neither"),
+        (ModernBert, {"local_attention": 0}, "local_attention"),
+        (ModernBert, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "sets rope_scaling to"),
+        (ModernBertClassifier, {"classifier_pooling": "max"}, "'max' is neither 'cls' nor 'mean'"),
+        (ModernBertClassifier, {"classifier_activation": ["gelu"]}, "['gelu'] is none of"),
+        (ModernBert, {"hidden_activation": ["gelu"]}, "hidden_activation ['gelu'] is none of"),
     ],
 )
 def test_what_is_not_served(card: Any, config: dict[str, Any], said: str) -> None:

@@ -36,6 +36,20 @@ def test_features(seconds: float, bins: int) -> None:
     np.testing.assert_allclose(log_mel(given, bins), expected.input_features[0].T, atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.zeros(9, np.int16), r"int16 \[9\]"),
+        (np.zeros((9, 2), np.float32), r"float32 \[9, 2\]"),
+        (np.array([0.1, np.nan]), "no numbers"),
+        (np.array([0.1, np.inf]), "infinite"),
+    ],
+)
+def test_what_is_no_sound(given: np.ndarray, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        log_mel(given)
+
+
 def make(folder: Path, features: list[np.ndarray], start: list[int]) -> list[list[int]]:
     """Save a tiny random Whisper; give its likeliest tokens, one after the other, behind a beginning."""
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ class Fake:
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.left = 0
+        self.looked_at = 0
         self.response_id = f"resp_{name}"
         self.go = asyncio.Event()
         self.go.set()
@@ -70,6 +71,7 @@ class Fake:
             writer.write(_whole(200, text, "text/plain"))
             return True
         if path == "/server_info":
+            self.looked_at += 1
             driver, options = self.connector
             settings = {"points": {"kv_connector": driver} if driver else {}, "options": {"kv_connector": options}}
             writer.write(_whole(200, {"settings": settings}))

@@ -197,9 +197,11 @@ async def test_a_server_that_turns_out_to_have_a_pool_computes_the_prompt_itself
     p, d = Fake("p"), Fake("d")
     d.connector = connector
     async with routed(d, prefill=(p,), order="decode-first") as client:
-        answer = await client.post("/v1/completions", json={"prompt": "x"})
+        for _ in range(3):
+            answer = await client.post("/v1/completions", json={"prompt": "x"})
         counted = whole_requests((await client.get("/metrics")).text)
-    assert answer.json()["from"] == "d" and p.asked == [] and counted == {"no_place": 1}
+    assert answer.json()["from"] == "d" and p.asked == [] and counted == {"no_place": 3}
+    assert d.looked_at == 1, "it is asked once where it listens"
 
 
 @pytest.mark.parametrize("budget", [{}, {"budget_tokens": None}, {"budget_tokens": 2000}])

@@ -12,6 +12,7 @@ from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError, OptionsError
 from engine_server.commands import give_role
 from engine_server.config import ServerConfig
+from engine_server.run import serve
 from engine_server.settings import ServerSettings
 
 
@@ -115,6 +116,13 @@ def test_the_role_is_the_connectors_option():
 def test_a_role_that_nobody_can_have(more, says):
     with pytest.raises(ConfigError, match=says):
         give_role(gather({"kv_role": "decode", **more}, None, {}))
+
+
+def test_a_role_that_the_engine_does_not_have_is_not_served():
+    """Who calls `serve` in Python has made the engine's settings already."""
+    config = EngineConfig(model="tiny", kv_connector="tcp", **{"kv_connector.role": "both"})
+    with pytest.raises(ConfigError, match=r"kv_role='decode'; .*role is 'both'.*; name it there"):
+        serve(config, ServerConfig(kv_role="decode"))
 
 
 def test_a_role_of_a_connector_that_has_none():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from engine.types.kv import KVGroup
@@ -70,6 +71,22 @@ def entering(slot: int, ids: list[int]) -> NewSlot:
 
 def leaving(slot: int) -> LeftSlots:
     return LeftSlots(slot=np.array([slot], np.int32), num_tokens=np.array([1], np.int32))
+
+
+def test_an_input_that_cannot_be_encoded_takes_no_place() -> None:
+    """Whoever comes after it finds as many as before."""
+    device: Any = Device()
+    encoders = Encoders(device, device, device, EncoderForm(max_tokens=8), SLOTS)
+    encode = device.encode
+    device.encode = None
+    for slot in range(SLOTS):
+        with pytest.raises(TypeError):
+            encoders.enter(entering(slot, [slot]))
+        encoders.leave(leaving(slot))
+    device.encode = encode
+    for slot in range(SLOTS):
+        encoders.enter(entering(slot, [slot]))
+    assert device.encoded == [[0], [1], [2]]
 
 
 def test_any_coming_and_going() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -173,6 +174,18 @@ class KeepsOldTable(Plain):
         return plan
 
 
+class KeepsItsRows(Plain):
+    """plan(out=) keeps how many tokens each row of the first step had"""
+
+    capture_level = "any"
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        bounds = batch.query_start_loc_host.copy() if out is None else out.bounds
+        plan = super().plan(replace(batch, query_start_loc_host=bounds), group, out)
+        plan.bounds = bounds
+        return plan
+
+
 class MakesNewPlan(Plain):
     """plan(out=) allocates another plan"""
 
@@ -251,6 +264,37 @@ class SeesThePast(Plain):
             if lse is not None and total is not None:
                 lse[token] = total[token]
         out[plan.queries[-1][0] + 1 :] = 0
+
+
+class WindowToOneSide(Plain):
+    """layers that keep nothing: a sliding window ends behind a token, and not ahead of it"""
+
+    def is_near(self, ahead: int, window: int | None) -> bool:
+        return window is None or ahead > -window
+
+
+class NoWindowOfEncoders(Plain):
+    """layers that keep nothing: a sliding window ignored"""
+
+    def is_near(self, ahead: int, window: int | None) -> bool:
+        return True
+
+
+class TwoSidedOffByOne(Plain):
+    """layers that keep nothing: a sliding window one key too wide"""
+
+    def is_near(self, ahead: int, window: int | None) -> bool:
+        return window is None or abs(ahead) <= window
+
+
+class WeighsBeyondTheWindow(Plain):
+    """layers that keep nothing: values beyond a sliding window are multiplied by 0, which NaN survives"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        if layer.group.kind == "encoder":
+            for token, row, _ in plan.queries:
+                out[token] += (v[[t for t, r, _ in plan.queries if r == row]] * 0).sum().to(out.dtype)
 
 
 class AssumesDense(Plain):
@@ -473,6 +517,45 @@ class LatentWeighsByNothing(PlainLatent):
                 out[token] += (vector * 0).to(out.dtype)
 
 
+class Rotates(Plain):
+    """right: queries and keys are rotated where keys are written"""
+
+    def write_rotated(self, layer: Any, q: Any, k: Any, v: Any, rotation: Any, cache: Any, plan: Any) -> Any:
+        q, k = (self.rotated(x, rotation, place) for place, x in enumerate((q, k)))
+        self.write(layer, k, v, cache, plan)
+        return q, k
+
+    def rotated(self, x: torch.Tensor, rotation: Any, place: int) -> torch.Tensor:
+        wide, (cos, sin) = x.double(), rotation.cos_sin[rotation.positions].double().unsqueeze(1).chunk(2, dim=-1)
+        if rotation.norms:
+            wide = wide / (wide.square().mean(-1, keepdim=True) + rotation.eps).sqrt() * rotation.norms[place].double()
+        half = cos.shape[-1]
+        first, second, rest = wide.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x.dtype)
+
+
+class RotatesQueriesAlone(Rotates):
+    """where keys are written queries are rotated, and keys stay as they are"""
+
+    def rotated(self, x: torch.Tensor, rotation: Any, place: int) -> torch.Tensor:
+        return x if place else super().rotated(x, rotation, place)
+
+
+class OneNormForBoth(Rotates):
+    """where keys are rotated they are normed by the queries' weight"""
+
+    def rotated(self, x: torch.Tensor, rotation: Any, place: int) -> torch.Tensor:
+        return super().rotated(x, rotation, 0)
+
+
+class DropsTheRest(Rotates):
+    """where keys are rotated, what is not rotated of a head is not normed either"""
+
+    def rotated(self, x: torch.Tensor, rotation: Any, place: int) -> torch.Tensor:
+        size, found = rotation.cos_sin.shape[1], super().rotated(x, rotation, place)
+        return torch.cat([found[..., :size], x[..., size:]], dim=-1)
+
+
 LATENT = [
     LatentWithoutPositions,
     LatentValuesFromTheEnd,
@@ -486,11 +569,14 @@ LATENT = [
 MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, RoundsLse, LeavesLse,
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
-    PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
-    WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks,
+    PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, KeepsItsRows,
+    MakesNewPlan, TrustsBound,
+    WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, WindowToOneSide,
+    NoWindowOfEncoders, TwoSidedOffByOne, WeighsBeyondTheWindow, AssumesDense, NoSinks, ScaledSinks,
     NoSlopes, SlopesToOneSide, NoRelativeBias, BiasMirrored, BiasEnds, CrossIsCausal,
     KeepsTwoBits, ReadsInOrder, SeesSiblings, ParentOffByOne, ForgetsTheFurthestNode,
-    WindowCountsSiblings, SlopesCountSiblings, MovesInTurn, MovesKeysAlone, LooksBesideTheRow, ServesEverything,
+    WindowCountsSiblings, SlopesCountSiblings, RotatesQueriesAlone, OneNormForBoth, DropsTheRest,
+    MovesInTurn, MovesKeysAlone, LooksBesideTheRow, ServesEverything,
     Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip
 

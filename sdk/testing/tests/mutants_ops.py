@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from mutant_suites import suites_of
 from engine.interfaces.ops import SamplingRows, StepInputs, StepTables
 from engine_reference.ops_torch.drawing import Drawing, kept_weights
 from engine_reference.ops_torch.ops import TorchOpsBody
-from engine_sdk.conformance import OpsConformance
+from engine_sdk.conformance import OpsAround, OpsConformance
 from engine_states.ops_states.body import StateOpsBody
 
 
@@ -511,6 +511,65 @@ class JoinsByTurns(StateOpsBody):
         return torch.cat([part.transpose(1, -1).flatten(1) for part in parts], dim=-1)
 
 
+class Around(OpsAround, OpsConformance):
+    """The suite of drivers whose matrices take in what lies around them."""
+
+
+class PlainAround(NamedTuple):
+    """A matrix that does so by the reference's operations."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def fits(self, rows: int, normed: bool) -> bool:
+        return rows < 3
+
+    def normed(self, x: torch.Tensor, norm: torch.Tensor, eps: float, gated: bool) -> torch.Tensor:
+        ops: Any = TorchOpsBody(None)  # type: ignore[arg-type]
+        y = ops.linear(ops.rms_norm(x, norm, eps), self)
+        return ops.silu_mul(y) if gated else y
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias) + residual
+
+
+class GatesBehindTheMatrix(TorchOpsBody):
+    """a matrix that takes in the activation multiplies neighbours, not halves"""
+
+    class Matrix(PlainAround):
+        def normed(self, x: torch.Tensor, norm: torch.Tensor, eps: float, gated: bool) -> torch.Tensor:
+            y = super().normed(x, norm, eps, False)
+            return F.silu(y[:, ::2]) * y[:, 1::2] if gated else y
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        return self.Matrix(weight, bias)
+
+
+class BiasBehindTheSum(GatesBehindTheMatrix):
+    """a matrix that takes in the sum forgets its bias"""
+
+    class Matrix(PlainAround):
+        def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, self.weight) + residual
+
+
+class AddsIntoTheResidual(GatesBehindTheMatrix):
+    """a matrix that takes in the sum writes it into the residual"""
+
+    class Matrix(PlainAround):
+        def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+            return residual.add_(F.linear(x, self.weight, self.bias))
+
+
+class NormsWithoutEpsAround(GatesBehindTheMatrix):
+    """a matrix that takes in the norm leaves out its eps"""
+
+    class Matrix(PlainAround):
+        def normed(self, x: torch.Tensor, norm: torch.Tensor, eps: float, gated: bool) -> torch.Tensor:
+            return super().normed(x, norm, 0.0, gated)
+
+
+AROUND_MUTANTS = [GatesBehindTheMatrix, BiasBehindTheSum, AddsIntoTheResidual, NormsWithoutEpsAround]
 STATE_MUTANTS = [
     GoesOnWithAnother, DraftsLost, LeavesOutputs, StepsWithoutLimits, GroupsByTurns, NormOfTheRank, JoinsByTurns,
 ]  # fmt: skip
@@ -522,8 +581,9 @@ MUTANTS = [
     IgnoresStrides, PaddingForgotten, OneBlockSize, PromptCounts, DividesAlways, BitsBackwards, StuckRows, WrongStream,
     HalfASeed, SharedNumber, TieToLast, TopKExactly, TopPOneShort, MinPOfAll, WarmsLate, SpoiltBatch, RankWithEquals,
     CountsOnlyKept, TreeParentOffByOne, TakesTheLastBranch, KeepsEverything, UnnormalisedDraft, NoResidual,
-    CertainAlways, *STATE_MUTANTS,
+    CertainAlways, *STATE_MUTANTS, *AROUND_MUTANTS,
 ]  # fmt: skip
 
-plain = [mutant for mutant in MUTANTS if mutant not in STATE_MUTANTS]
+plain = [mutant for mutant in MUTANTS if mutant not in (*STATE_MUTANTS, *AROUND_MUTANTS)]
 globals().update(suites_of(OpsConformance, "torch", plain) | suites_of(OpsConformance, "states", STATE_MUTANTS))
+globals().update(suites_of(Around, "torch", AROUND_MUTANTS))

@@ -90,7 +90,7 @@ class Plain:
             lse.zero_()
         for token, row, place in plan.queries:
             if layer.group.kind == "encoder":
-                own = [t for t, r, _ in plan.queries if r == row]
+                own, seen = self.around(token, row, plan, layer)
                 keys, values = k[own].double(), v[own].double()
             else:
                 bits = 0 if plan.hidden is None else plan.hidden[token]
@@ -100,19 +100,28 @@ class Plain:
                 keys, values = (x[pages, self.offsets(seen, size)].double() for x in cache)
             repeat = q.shape[1] // keys.shape[1]
             keys, values = (self.repeated(x, repeat) for x in (keys, values))
-            places = torch.arange(len(own)) if layer.group.kind == "encoder" else seen
             scores = self.capped(torch.einsum("hd,shd->hs", q[token].double(), keys) * layer.scale, layer)
-            distance = (place - places).abs()
+            distance = (place - seen).abs()
             if layer.group.kind != "encoder" and bits:
                 distance = self.steps(place, seen)
             scores = self.sloped(scores, distance, layer)
-            behind = places < place if layer.group.kind == "encoder" else torch.ones_like(distance, dtype=torch.bool)
+            behind = seen < place if layer.group.kind == "encoder" else torch.ones_like(distance, dtype=torch.bool)
             scores = self.biased(scores, torch.where(behind, -distance, distance), layer)
             scores = self.with_sink(scores, layer)
             weights, total = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)
             out[token] = torch.einsum("hs,shd->hd", weights[:, : len(values)], values).to(out.dtype)
             if lse is not None:
                 lse[token] = self.logarithm(total)
+
+    def around(self, token: int, row: int, plan: PlainPlan, layer: AttentionLayer) -> tuple[list[int], torch.Tensor]:
+        """The tokens that one sees of its row, and their places, where nothing is kept."""
+        own = [(t, p) for t, r, p in plan.queries if r == row]
+        (place,) = [p for t, p in own if t == token]
+        near = [(t, p) for t, p in own if self.is_near(p - place, layer.need.sliding_window)]
+        return [t for t, _ in near], torch.tensor([p for _, p in near])
+
+    def is_near(self, ahead: int, window: int | None) -> bool:
+        return window is None or abs(ahead) < window
 
     def seen(self, place: int, layer: AttentionLayer, length: int) -> torch.Tensor:
         window = layer.need.sliding_window

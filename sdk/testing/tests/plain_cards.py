@@ -12,7 +12,7 @@ class PlainAttention(AttentionCard):
     batch_invariant = True
     kinds = frozenset({"full", "sliding", "cross", "encoder"})
     body = "plain_attention:Plain"
-    features = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "lse"})
+    features = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "two_sided", "lse"})
 
     @classmethod
     def unsupported(cls, need: AttentionNeed) -> list[str]:

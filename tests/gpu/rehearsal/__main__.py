@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.gpu.__main__ import last_words
-from tests.gpu.environment import ROOT, commands, prepare, variables
+from tests.gpu.environment import ROOT, prepare, variables
+from tests.gpu.first import last_words
 from tests.gpu.parts import run
 from tests.gpu.rehearsal.build import VERSION, CannotBuild, build, folders
 from tests.gpu.rehearsal.report import MARK, findings, table, told, troubles
@@ -63,16 +63,6 @@ def environment(into: Path, preloaded: Sequence[Path], base: Mapping[str, str], 
     }
     found.pop("CUDA_VISIBLE_DEVICES", None)
     return found
-
-
-def install(target: Path, wheels: Path | None) -> str:
-    """The project's packages, into a folder; why not, where that failed."""
-    prepare(target)
-    for command in commands(target, wheels):
-        done = subprocess.run(command, env=variables(target), cwd=ROOT)
-        if done.returncode:
-            return f"not installed: {' '.join(command)}"
-    return ""
 
 
 def rehearse(setting: Setting, into: Path, variables: Mapping[str, str]) -> bool:
@@ -132,9 +122,8 @@ def main(asked: argparse.Namespace) -> int:
         print(f"gpu-rehearsal: {error}", flush=True)
         return 2
     target = None if asked.here else asked.into / "packages"
-    if target is not None and (why := install(target, asked.wheels)):
-        print(f"gpu-rehearsal: {why}", flush=True)
-        return 1
+    if target is not None:
+        prepare(target, asked.wheels)
     shared = environment(asked.into, preloaded, variables(target), asked.lazy)
     done = subprocess.run([sys.executable, "-c", "from engine import LLM"], env=shared, capture_output=True, text=True)
     if done.returncode:

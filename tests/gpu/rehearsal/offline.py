@@ -17,7 +17,7 @@ from tests.gpu.rehearsal.report import tell
 from tests.gpu.rehearsal.settings import BASE, SETTINGS, Setting
 
 ROWS = (1, 8)
-PROMPT, WARM, STEPS = 100, 8, 32
+PROMPT, WARM, STEPS, ARRIVALS = 100, 8, 32, 8
 
 
 def params(setting: Setting, row: int) -> SamplingParams:
@@ -28,14 +28,19 @@ def params(setting: Setting, row: int) -> SamplingParams:
     return SamplingParams(max_tokens=4 * (WARM + STEPS), ignore_eos=True, **drawn)
 
 
-def decode(engine: Any, setting: Setting, rows: int, counters: Counters) -> dict[str, Any]:
-    """Steps in which `rows` rows decode: milliseconds of the host, launches by name, what waited for the device."""
+def decode(engine: Any, setting: Setting, rows: int, counters: Counters, arrive: bool = False) -> dict[str, Any]:
+    """Steps in which `rows` rows decode: milliseconds of the host, launches by name, what waited for the device. With
+    `arrive` a prompt is computed beside them in each."""
     draw, names, begun = np.random.default_rng(0), [f"{rows}-{row}" for row in range(rows)], set()
     for row, name in enumerate(names):
         prompt = {"prompt_token_ids": draw.integers(1, 250, PROMPT).tolist()}
         engine.add_request(name, prompt, params(setting, row))
 
-    def step() -> None:
+    def step(arrives: bool = False) -> None:
+        if arrives:
+            begun.add(arrival := f"prompt {len(begun)}")
+            prompt = {"prompt_token_ids": draw.integers(1, 250, PROMPT).tolist()}
+            engine.add_request(arrival, prompt, SamplingParams(temperature=0.0, max_tokens=1))
         for output in engine.step():
             if output.error is not None:
                 raise output.error
@@ -44,14 +49,15 @@ def decode(engine: Any, setting: Setting, rows: int, counters: Counters) -> dict
     while len(begun) < rows:
         step()
     for _ in range(WARM):
-        step()
+        step(arrive)
     gc.collect()
     torch.cuda.set_sync_debug_mode("error")
     counters.reset()
     taken = []
-    for _ in range(STEPS):
+    steps = ARRIVALS if arrive else STEPS
+    for _ in range(steps):
         start = time.perf_counter()
-        step()
+        step(arrive)
         taken.append(1000 * (time.perf_counter() - start))
     counted = counters.read()
     torch.cuda.set_sync_debug_mode("default")
@@ -61,9 +67,10 @@ def decode(engine: Any, setting: Setting, rows: int, counters: Counters) -> dict
     return {
         "rows": rows,
         "milliseconds": round(statistics.median(taken), 3),
-        "graphs": round(counted.get("graphs", 0) / STEPS, 2),
-        "launches": launches(counted, STEPS),
-        "waits": waits(counted, STEPS),
+        "arrive": arrive,
+        "graphs": round(counted.get("graphs", 0) / steps, 2),
+        "launches": launches(counted, steps),
+        "waits": waits(counted, steps),
     }
 
 
@@ -75,6 +82,8 @@ def main(name: str) -> None:
         tell({"started": round(time.perf_counter() - start, 1)})
         for rows in ROWS:
             tell(decode(llm.llm_engine, setting, rows, counters))
+        if setting.arrive:
+            tell(decode(llm.llm_engine, setting, ROWS[-1], counters, arrive=True))
     tell({"ended": True})
 
 

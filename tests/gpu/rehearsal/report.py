@@ -46,8 +46,9 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
             lines.append(f"  {row['served']}")
         if "launches" not in row:
             continue
+        step = "a step with a prompt beside them" if row.get("arrive") else "a decode step"
         lines.append(
-            f"  {row['rows']} row{'s' * (row['rows'] > 1)}: a decode step takes the host "
+            f"  {row['rows']} row{'s' * (row['rows'] > 1)}: {step} takes the host "
             f"{row['milliseconds']} ms (median), {row['graphs']:g} graphs, and launches"
         )
         names = readable(row["launches"])

@@ -29,6 +29,7 @@ class Setting(NamedTuple):
         changes: of BASE.
         sampled: draws with temperature, top-k, top-p and a seed, or greedily.
         served: over HTTP, or offline step by step.
+        arrive: steps in which a prompt is computed beside rows that decode, too.
     """
 
     name: str
@@ -36,10 +37,12 @@ class Setting(NamedTuple):
     changes: Mapping[str, Any] = MappingProxyType({})
     sampled: bool = False
     served: bool = False
+    arrive: bool = False
 
 
 SETTINGS = (
-    Setting("greedy"),
+    Setting("greedy", arrive=True),
+    Setting("few-rows", changes={"ops": "triton_gemv,triton"}),
     Setting("sampled", sampled=True),
     Setting("drafts", changes=DRAFTS),
     Setting("fp8-cache", changes={"kv_cache_dtype": "fp8"}),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
@@ -96,9 +96,8 @@ class Client:
     """
 
     def __init__(self, options: LMCacheOptions, page_bytes: int) -> None:
-        there = urlsplit(options.url)
-        shown = there._replace(netloc=there.netloc.rpartition("@")[2]).geturl()  # without who asks, and the password
-        asked = f"keep pages in LMCache's store kv_connector.url={shown}"
+        self._url = options.url
+        asked = f"keep pages in LMCache's store kv_connector.url={self._shown(options.url)}"
         os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")  # or it writes dozens of lines of INFO at each start
         try:
             from engine_lmcache.library import Connection  # what it imports need not be installed
@@ -117,8 +116,17 @@ class Client:
                 raise answer
         except Exception as error:
             self.close()
-            found = f"it does not answer: {error or type(error).__name__}"
-            raise ConfigError(asked, found, "start it, or see kv_connector.url and kv_connector.config") from error
+            found = f"it does not answer: {self._shown(error)}"
+            raise ConfigError(asked, found, "start it, or see kv_connector.url and kv_connector.config") from None
+
+    def _shown(self, said: str | BaseException) -> str:
+        """What is said of the store, by the library too, without who asks it and the password."""
+        text, user = str(said) or type(said).__name__, urlsplit(self._url).netloc.rpartition("@")[0]
+        password = user.partition(":")[2]
+        text = text.replace(f"{user}@", "") if user else text
+        for secret in filter(None, (password, unquote(password))):
+            text = text.replace(secret, "(hidden)")
+        return text
 
     def ask(self, question: Callable[[Connection], Awaitable[Answers]], count: int) -> list[Any]:
         """The answers to a question about so many pages; None where there is none."""
@@ -135,7 +143,7 @@ class Client:
         return [None if isinstance(answer, BaseException) else answer for answer in answers]
 
     def _failed(self, line: _Line, error: BaseException) -> None:
-        logger.warning("LMCache's store does not answer: %s", error or type(error).__name__)
+        logger.warning("LMCache's store does not answer: %s", self._shown(error))
         with self._lock:
             self.unreachable += 1
             self._paused_until = time.monotonic() + _PAUSE_SECONDS

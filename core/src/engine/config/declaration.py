@@ -151,7 +151,9 @@ class EngineSettings(Settings):
         None, "most tokens of one request, prompt and output (default: the model's)", least=1
     )
     max_num_seqs: int = setting(256, "most requests that run at once", least=1)
-    max_num_batched_tokens: int = setting(2048, "most tokens that one step computes", least=1)
+    max_num_batched_tokens: int = setting(
+        0, "most tokens that one step computes; 0: as many as suit the device", least=0
+    )
     long_prefill_token_threshold: int = setting(0, "most tokens of one prompt in one step; 0: no limit", least=0)
     block_size: int = setting(16, "tokens in one block of the KV cache", least=1)
     tensor_parallel_size: int = setting(1, "ranks among which each layer is divided", least=1)

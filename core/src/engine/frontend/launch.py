@@ -214,6 +214,8 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     files = checkpoint.card.resolve(name)
     (platform,) = choices.choose(points.PLATFORM, {"": PlatformNeed(dtype=config.dtype)})
     device = platform.card.describe()
+    tokens = config.max_num_batched_tokens or platform.card.step_tokens()
+    config = config.model_copy(update={"max_num_batched_tokens": tokens})
     need = ModelNeed(
         architecture="",
         framework=device.framework,

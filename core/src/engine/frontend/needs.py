@@ -267,7 +267,8 @@ def _defined_once(facts: Facts, asks: Mapping[str, OpsNeed], registry: Registry)
     for operation in further:
         definers = [candidate for candidate, card in cards if operation in card.defines]
         if len(definers) > 1:
-            raise duplicate(points.OPS.name, definers, f"choose who defines operation '{operation}'")
+            asked = f"choose who defines operation '{operation}' (name the driver by {points.OPS.option_flag})"
+            raise duplicate(points.OPS.name, definers, asked)
 
 
 TABLE: tuple[Row[Any, Any], ...] = (

@@ -126,7 +126,7 @@ class OutputProcessor:
         stops = self._stop_strings(params.stop) if params.stop else None
         sequences: list[SequenceState] = []
         for index, one in enumerate(request.requests):
-            filter_ = self._filter(request, index) if params.detokenize else None
+            filter_ = self._filter(request, index) if params.detokenize and params.max_tokens != 0 else None
             scanner = None if stops is None else stops.scanner()
             parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, scanner
             if params.max_tokens == 0:

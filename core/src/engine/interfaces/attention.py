@@ -4,7 +4,8 @@ The body of a driver is an `AttentionBackend` (below); of one that serves layers
 vector a token, a `LatentAttentionBackend` (`latent_attention.py`). Cards, needs, batches and layers are the same.
 
 Minor version 1 made `lse` a feature, which a driver may refuse; 2 added `read`; 3 the feature "tree", with `move`; 4
-the kind "cross", and the feature "relative_bias".
+the kind "cross", and the feature "relative_bias"; 5 `AttentionBatch.any_rows`; 6 the feature "two_sided"; 7
+`write_rotated`, which a driver need not have.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ class AttentionNeed:
         dtype: of queries and outputs; `kv_dtype`: of the cache.
         device: torch's device string.
         block_size: tokens of a block of the KV cache, which pages hold a multiple of.
-        sliding_window: tokens that a query sees, itself included; None for all.
+        sliding_window: tokens that a query sees, itself included; of kind "encoder" as many to each side. None for all.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
         features: further demands: "kv_index" (a row's queries need not be its last keys, and may see none: see
             `AttentionBatch.kv_index`), "tree" (drafts may branch: see `AttentionBatch.hidden`; a sliding window is
             longer than any path through a tree then), "sinks", "alibi" and "relative_bias" (layers that have them, see
-            `AttentionLayer`), "lse" (`forward` is asked for the logarithms of its sums, by which results over parts of
-            a row's keys are put together; nothing in this engine asks yet).
+            `AttentionLayer`), "two_sided" (a sliding window in layers of kind "encoder"), "lse" (`forward` is asked for
+            the logarithms of its sums, by which results over parts of a row's keys are put together; nothing in this
+            engine asks yet).
         framework: "torch" or "jax".
         rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
             others are the latent.
@@ -79,6 +81,8 @@ class AttentionNeed:
         size = size if site.divided else 1
         if site.kind == "cross":
             facts["features"] |= {"kv_index"}
+        if site.kind == "encoder" and site.sliding_window is not None:
+            facts["features"] |= {"two_sided"}
         return cls(
             kind=site.kind,
             head_size=site.head_size,
@@ -182,6 +186,8 @@ class AttentionBatch:
             less the number of its bits, its sliding window begins that much earlier, and a slope is for the keys
             between that it sees. The first `num_decodes` rows have no bits; a row of one token behind them may.
         bounds_are_exact: `seq_lens_bound` says what `seq_lens` says.
+        any_rows: the step is captured with rows of any numbers of tokens: its plan is refilled for others, of no tokens
+            too, and with tokens after the last row. Only where `capture_level` is "any".
 
     A row of fewer drafts may be padded to the others' number of tokens: what pads it writes to the null page, has the
     kv_index -1, and gives an output that nobody reads.
@@ -202,6 +208,23 @@ class AttentionBatch:
     kv_index: torch.Tensor
     hidden: torch.Tensor | None = None
     bounds_are_exact: bool = False
+    any_rows: bool = False
+
+
+class Rotation(NamedTuple):
+    """What becomes of a step's queries and keys before they are used.
+
+    Args:
+        positions: int64 [T].
+        cos_sin: float32 or float64 [max_position, rotary_dim], see `engine.interfaces.ops.Ops.rope`.
+        norms: weights [head_size] of the norms of queries' heads and of keys', which come first; empty: there are none.
+        eps: of the norms.
+    """
+
+    positions: torch.Tensor
+    cos_sin: torch.Tensor
+    norms: tuple[torch.Tensor, ...] = ()
+    eps: float = 0.0
 
 
 class AttentionBackend(Protocol):
@@ -229,6 +252,22 @@ class AttentionBackend(Protocol):
         They may hold NaN and infinities, which must not reach queries that do not see them (see `forward`). Where a
         kernel multiplies what is not seen by 0, a value that is not finite is best stored as zeros, and its key as NaN:
         the score of a key that is not seen is overwritten.
+        """
+
+    def write_rotated(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotation: Rotation,
+        cache: LayerCache,
+        plan: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`write` of the keys that the operation `rope` makes of q [T, num_q_heads, head_size] and k, or `qk_norm_rope`
+        where there are norms: in one launch instead of two. Who has no such method is spared it.
+
+        Returns what `forward` is to be given as q and k: perhaps in the memory of q and k, which nobody reads again.
         """
 
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -268,7 +307,7 @@ class AttentionBackend(Protocol):
 
         Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees
-        all of its keys, before and after.
+        all of its keys, before and after; with a sliding window those less than `sliding_window` places away.
 
         Layers of kind "cross" have written what their encoder left, and their queries' own keys are none: k and v are
         empty, a row may have more queries than keys, and every query sees all of them, as its kv_index says.

@@ -108,7 +108,8 @@ class State(dict[str, "torch.Tensor"]):
 
     `hidden` [T, H] is always there after the embedding, `token_ids` int32 [T] and `positions` int64 [T] from the
     start, `token_type_ids` int32 [T] too where the description has `num_token_types`; `residual` [T, H] where the
-    layers keep one.
+    layers keep one. `wanted` int64 [n], where it is there: the tokens whose hidden states will be read; the last layer
+    may compute these alone, and then takes the name away.
     """
 
 
@@ -120,7 +121,8 @@ class LayerIterator(Protocol):
 
 
 class PagedAttention(Protocol):
-    """One layer's attention with its cache (if it keeps one), in the runner's hands."""
+    """One layer's attention with its cache (if it keeps one), in the runner's hands. Where it has the attribute
+    `rotates`, and that is true, it takes a `engine.interfaces.attention.Rotation` as fourth argument."""
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] (rotated) -> [T, Hq * D]; stores k and v first."""

@@ -265,7 +265,10 @@ class Ops(Protocol):
         """max(x, 0); with `squared` its square (So et al. 2021)."""
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        """weight [O, I], bias [O] -> what `linear` of the same driver takes; once, after loading."""
+        """weight [O, I], bias [O] -> what `linear` of the same driver takes; once, after loading.
+
+        That may be an `engine_kit.few_rows.AroundMatrix`, which layers then use where a step has few rows.
+        """
 
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """x [T, I] -> x @ weight.T + bias, [T, O]."""
@@ -286,8 +289,8 @@ class Ops(Protocol):
     def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
         """Fill `token_ids`, `positions`, `block_tables` and `slot_mappings` from the tables, in place.
 
-        Every row has at least one token. Tokens at or past query_start_loc[R] are padding: id 0, position 0, slot 0 of
-        the null page.
+        Where R is T every row has one token. Tokens at or past query_start_loc[R] are padding: id 0, position 0, slot 0
+        of the null page. The last rows of a captured step may have none.
         """
 
     def penalties(

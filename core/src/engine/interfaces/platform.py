@@ -55,6 +55,7 @@ class PlatformCard(Card):
         skips_padding: whether the replay of a step takes the number of rows that count, and may leave out those after
             them, which pad the step up to its bucket.
         captures_drafts: where it is not "never", the body's `buckets` takes the tokens of a row as well.
+        captures_mixed: whether it captures steps with prompts in them: `buckets` is asked for their tokens then.
         step_timeout: seconds that no step takes on such a device, whatever the model: a core that says nothing for as
             long is taken for hung, where `--step-timeout` does not say otherwise.
         own_points: points of which `worker` brings its own drivers, such as ops, attention and quantization: none is
@@ -65,6 +66,7 @@ class PlatformCard(Card):
     recorder: str | None = None
     skips_padding: bool = False
     captures_drafts: CapturesDrafts = "never"
+    captures_mixed: bool = False
     step_timeout: float = 600.0
     own_points: frozenset[str] = frozenset()
 
@@ -77,6 +79,11 @@ class PlatformCard(Card):
     def memory(cls) -> int | None:
         """Bytes that a device has, all in all; None: not known. As cheap as `describe`; since minor 2."""
         return None
+
+    @classmethod
+    def step_tokens(cls) -> int:
+        """The most tokens of a step, where nobody names another number; as cheap as `describe`; since minor 3."""
+        return 2048
 
     @classmethod
     def tokens_per_page(cls, kind: str, block_size: int) -> int:
@@ -123,7 +130,7 @@ class CaptureKey(NamedTuple):
 
     Args:
         rows: of its bucket; 0 for work that has no rows.
-        tokens_per_row: 1 for decodes; more with drafts.
+        tokens_per_row: 1 for decodes; more with drafts; 0: any number, and `rows` are the tokens of all of them.
         of: what runs: "target" is the model's own step.
         variant: what else tells steps of these sizes apart.
     """
@@ -145,7 +152,8 @@ class Platform(Protocol):
         """Row counts that decode steps are padded up to, ascending; empty: no padding, every size runs as it is.
 
         tokens_per_row: 1, and where the card says that it `captures_drafts` each number of tokens, a row's last one
-        and its drafts, with which steps may be captured.
+        and its drafts, with which steps may be captured. 0, where it `captures_mixed`: the answer is the tokens that
+        steps with prompts in them are padded up to, `max_num_batched_tokens` at most.
         """
 
     def capture(

@@ -153,17 +153,17 @@ def _groups(
 def _check(spec: KVSpec) -> None:
     """Raise ConfigError where a spec contradicts its kind."""
     attends = spec.num_kv_heads > 0 and spec.head_size > 0
-    windowed = spec.sliding_window is not None and spec.sliding_window > 0
+    window = spec.sliding_window
     fits = {
         "full": attends,
-        "sliding": attends and windowed,
+        "sliding": attends and window is not None and window > 0,
         "mla": spec.num_kv_heads == 1 and 0 <= spec.rope_size < spec.head_size,
-        "encoder": attends,
+        "encoder": attends and (window is None or window > 0),
         "cross": attends,
         "state": spec.num_kv_heads == spec.head_size == 0 and len(spec.states) > 0,
     }
     foreign = (
-        (spec.sliding_window is not None and spec.kind != "sliding")
+        (window is not None and spec.kind not in ("sliding", "encoder"))
         or (spec.states and spec.kind != "state")
         or (spec.rope_size and spec.kind != "mla")
         or any(state.dtype not in _STATE_ITEM_BYTES for state in spec.states)

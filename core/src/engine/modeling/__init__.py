@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from engine.modeling.decoder import Decoder as Decoder
     from engine.modeling.decoder import ModelBody as ModelBody
     from engine.modeling.decoder import Stack as Stack
+    from engine.modeling.decoder import narrowed as narrowed
     from engine.modeling.layers import Attention as Attention
     from engine.modeling.layers import Embedding as Embedding
     from engine.modeling.layers import GatedMLP as GatedMLP
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from engine.modeling.module import Param as Param
 
 _NAMES = {
-    "decoder": ("Decoder", "ModelBody", "Stack"),
+    "decoder": ("Decoder", "ModelBody", "Stack", "narrowed"),
     "layers": ("Attention", "Embedding", "GatedMLP", "LMHead", "Norm", "RMSNorm", "Rotary", "Weight"),
     "linear": ("ColumnParallelLinear", "Linear", "MergedColumnLinear", "QKVLinear", "RowParallelLinear"),
     "loading": ("load_weights", "out_of_memory"),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import LayerIterator, ModelContext, State
+from engine.interfaces.ops import Ops
 from engine.modeling.layers import Embedding, LMHead, Norm
 from engine.modeling.loading import load_weights
 from engine.modeling.module import Module
@@ -65,7 +66,7 @@ class Decoder(ModelBody):
     """Base of decoder models: set `embed`, `layers`, `norm` and `head` in `__init__`, and that is the model.
 
     A layer is called with the state and changes it in place: it reads `hidden` and `residual` (absent before the
-    first layer), and leaves both.
+    first layer), and leaves both. The last one may leave the rows alone that are `wanted`, see `narrowed`.
 
     A model that does not generate sets no `head`; one that classifies sets `score`. On one of several stages, what
     others have is dropped before the weights are loaded: all but the first stage have no `embed` (but for the matrix
@@ -97,8 +98,13 @@ class Decoder(ModelBody):
         is not embedded again."""
         if "hidden" not in state:
             state["hidden"] = self.embed(state["token_ids"])
+        wanted = state.pop("wanted", None)
         for layer in walk(self.layers, state):
+            if wanted is not None and layer is self.layers.layers[-1]:
+                state["wanted"], wanted = wanted, None
             layer(state)
+        if wanted is not None:  # the walk left the last layer out
+            state["wanted"] = wanted
         if not self.context.stage.last:
             return None
         hidden, _ = self.norm.add(state["hidden"], state.get("residual"))
@@ -115,6 +121,13 @@ class Decoder(ModelBody):
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> [R, num_labels]."""
         return self.score(hidden)
+
+
+def narrowed(ops: Ops, state: State, *streams: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The rows that are read behind the model, of what the last layer has behind its attention: of streams [T, ...]
+    those that the state calls `wanted`, [n, ...], and the name is taken from it. All of them in other layers."""
+    wanted = state.pop("wanted", None)
+    return streams if wanted is None else tuple(ops.gather_rows(stream, wanted) for stream in streams)
 
 
 def _names(module: Module) -> frozenset[str]:

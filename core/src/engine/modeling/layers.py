@@ -7,10 +7,11 @@ give zeros, and the sum goes round), and logits are gathered on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from engine.interfaces.attention import Rotation
 from engine.interfaces.model import ModelContext
 from engine.interfaces.quantization import stored_form
 from engine.modeling.linear import Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
@@ -194,6 +195,10 @@ class Rotary:
         """The same, of queries and keys whose heads are normed first; both norms have one eps."""
         return self._ops.qk_norm_rope(q, k, q_norm.weight, k_norm.weight, q_norm.eps, positions, self.cos_sin)
 
+    def rotation(self, positions: torch.Tensor, norms: Sequence[RMSNorm] = ()) -> Rotation:
+        """The same for attention that rotates by itself; of several norms `eps` is one."""
+        return Rotation(positions, self.cos_sin, tuple(norm.weight for norm in norms), norms[0].eps if norms else 0.0)
+
 
 class GatedMLP(Module):
     """down(act(gate(x)) * up(x)) (SwiGLU and GEGLU, Shazeer 2020).
@@ -218,7 +223,7 @@ class GatedMLP(Module):
         down: str = "down_proj",
     ) -> None:
         self._ops = context.ops
-        self._act = act
+        self.act = act
         names = [f"{name}.{part}" for part in parts]
         self.gate_up = MergedColumnLinear(context, hidden_size, [intermediate_size] * 2, names, bias)
         self.down = RowParallelLinear(context, intermediate_size, hidden_size, f"{name}.{down}", bias)
@@ -226,9 +231,9 @@ class GatedMLP(Module):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         inner = self.gate_up(x)
-        if self._act == "silu":
+        if self.act == "silu":
             return self.down(self._ops.silu_mul(inner))
-        return self.down(self._ops.gelu_mul(inner, self._act == "gelu_tanh"))
+        return self.down(self._ops.gelu_mul(inner, self.act == "gelu_tanh"))
 
 
 class Attention(Module):
@@ -276,17 +281,23 @@ class Attention(Module):
         self.norms = norms
         self.rotary = rotary
         scale = head_size**-0.5 if scale is None else scale
-        self.attend = context.attention(index, scale, sinks=sinks, alibi_slopes=alibi_slopes)
+        self.attend: Any = context.attention(index, scale, sinks=sinks, alibi_slopes=alibi_slopes)
+        self._rotates: bool = getattr(self.attend, "rotates", False)
         self.o = RowParallelLinear(context, num_q_heads * head_size, hidden_size, f"{name}.{out}", o_bias)
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """x [T, in_size], positions int64 [T] -> [T, hidden_size]."""
-        q, k, v = self.qkv(x)
-        if self.norms is not None:
-            q_norm, k_norm = self.norms
-            if self.rotary is not None and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
-                return self.o(self.attend(*self.rotary.normed(q, k, q_norm, k_norm, positions), v))
-            q, k = q_norm(q), k_norm(k)
-        if self.rotary is not None:
-            q, k = self.rotary(q, k, positions)
-        return self.o(self.attend(q, k, v))
+        return self.o(self.attended(*self.qkv(x), positions))
+
+    def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What lies between the projections: q, k, v [T, heads, head_size] -> [T, num_q_heads * head_size]."""
+        norms: Any = self.norms or ()
+        if norms and (self.rotary is None or not all(isinstance(norm, RMSNorm) for norm in norms)):
+            q, k, norms = norms[0](q), norms[1](k), ()
+        rotation: tuple[Rotation, ...] = ()
+        if self.rotary is not None and self._rotates:
+            rotation = (self.rotary.rotation(positions, norms),)
+        elif self.rotary is not None:
+            q, k = self.rotary.normed(q, k, norms[0], norms[1], positions) if norms else self.rotary(q, k, positions)
+        found: torch.Tensor = self.attend(q, k, v, *rotation)
+        return found

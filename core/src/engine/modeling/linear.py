@@ -94,7 +94,7 @@ class Linear(Module):
         another order, and are not stored one by one."""
         stored, start = param.key
         order = next((rows for part, rows in self.shape.orders.items() if stored.name.startswith(f"{part}.")), None)
-        if order is not None and tensor.ndim:
+        if order is not None and tensor.ndim and stored.in_order:
             if stored.along != 0 or len(tensor) != len(order):
                 raise UnsupportedModelError(
                     f"load {stored.name}",
@@ -103,6 +103,8 @@ class Linear(Module):
                 )
             tensor = tensor[list(order)]
         tensor = torch.atleast_1d(tensor)
+        if stored.shape == (-1,):
+            self._lengths[stored.key] = len(tensor)
         if stored.key not in self._tensors:
             shape = list(tensor.shape)
             shape[stored.along] = self._lengths[stored.key]
@@ -124,6 +126,11 @@ class Linear(Module):
         if self._quantization is None or self._packed is None:
             return super().own_bytes(itemsize)
         return self._quantization.packed_bytes(self._packed)
+
+    @property
+    def matrix(self) -> Any:
+        """What the ops packed, where its product is all that a call gives; else None."""
+        return None if self._quantization is not None or self._adapter is not None else self._packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_size] -> [T, sum of out_sizes]."""
@@ -182,6 +189,11 @@ class RowParallelLinear(Linear):
         columns = even(in_size, context, name)
         super().__init__(context, columns, [out_size], [name], bias, adds_bias=context.tp_rank == 0)
         self._group = group_of(context)
+
+    @property
+    def matrix(self) -> Any:
+        """None over several ranks, whose products are summed."""
+        return super().matrix if self._group is None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_size / ranks] -> [T, out_size]."""
@@ -258,7 +270,11 @@ class QKVLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """x [T, in_size] -> q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size], all views."""
-        q, k, v = torch.split(super().__call__(x), self._widths, dim=-1)
+        return self.parted(super().__call__(x))
+
+    def parted(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The product [T, sum of out_sizes] as q, k and v."""
+        q, k, v = torch.split(y, self._widths, dim=-1)
         size = self.head_size
         return (
             q.unflatten(-1, (self.num_q_heads, size)),

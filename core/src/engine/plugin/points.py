@@ -218,7 +218,7 @@ PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
     "PlatformCard",
     "one",
     "the device: memory pools, dtypes, capture and replay, the worker that is started",
-    minor=2,
+    minor=3,
 )
 OPS: Point[OpsCard, OpsNeed] = Point(
     "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=2
@@ -228,7 +228,7 @@ ATTENTION: Point[AttentionCard, tuple[AttentionNeed, ...]] = Point(
     "AttentionCard",
     "per_kind",
     "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
-    minor=4,
+    minor=7,
     kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
 )
 COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(

@@ -91,6 +91,8 @@ class Assembly:
     """`engine.interfaces.platform.PlatformCard.skips_padding`."""
     captures_drafts: CapturesDrafts = "never"
     """`engine.interfaces.platform.PlatformCard.captures_drafts`, where attention and drafter are for it."""
+    captures_mixed: bool = False
+    """The same of steps with prompts in them, which none has with a drafter."""
     captures_models: bool = False
     """Whether passes of the drafter's models can be captured."""
     layerwise: frozenset[str] = frozenset()
@@ -152,7 +154,8 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         connectors,
         _not_captured(card, start, chosen, attention),
         card.skips_padding,
-        card.captures_drafts if drafter is not None and attention.can_capture_drafts() else "never",
+        card.captures_drafts if drafter is not None and attention.captures("uniform", "any") else "never",
+        card.captures_mixed and drafter is None and attention.captures("any"),
         all(_not_captured(card, *of_draft, attention) == () for of_draft in zip(starts, of_drafts, strict=True)),
         layerwise=frozenset(
             selection.candidate.name
@@ -172,7 +175,7 @@ def _not_captured(
     # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.
     communicators = chosen.communicators[:1] if start.parallel.tp > 1 else []
     reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], chosen.model.operations)
-    if not attention.can_capture_decodes():
+    if not attention.captures("decode", "uniform", "any"):
         reasons.append("the attention's steps cannot be replayed")
     model = chosen.fit("model", "", None)
     recorders = chosen.model.captured_by

@@ -19,7 +19,7 @@ from engine.interfaces.ops import StepInputs, StepTables
 from engine.interfaces.platform import Platform
 from engine.sampling.packed import send
 from engine.types.kv import NULL_PAGE, KVGroup, KVLayout
-from engine.types.plan import KnownTokens, PageCopies, StepPlan
+from engine.types.plan import KnownTokens, NewBlocks, PageCopies, StepPlan
 
 _HEADER = 4
 """int32 arrays of a step's rows."""
@@ -28,7 +28,7 @@ _PER_TOKEN = 8
 padding; int64 each."""
 _FILLING = 16
 """int32 words that alignment adds, at most."""
-_PER_ROW = 12
+_PER_ROW = 20
 """int32 words of new pages that travel with a step's rows; where there are more, they go before it."""
 
 
@@ -68,20 +68,21 @@ class SlotTables:
         )
         self.tables.tokens[slot, position] = token
 
-    def place(self, entries: torch.Tensor, counts: Sequence[int]) -> None:
-        """Write new pages into the block tables.
+    @staticmethod
+    def entries(blocks: Sequence[NewBlocks]) -> list[np.ndarray]:
+        """What `place` takes, in parts: of each KV table the slots and indices, int64, and the pages, an even number.
+        As torch takes them: on the device nothing is converted."""
+        places = [np.concatenate([new.slot, new.index]).astype(np.int64).view(np.int32) for new in blocks]
+        pages = [np.append(new.page, new.page[: len(new.page) % 2]) for new in blocks]
+        return [array for of_table in zip(places, pages, strict=True) for array in of_table if len(array)]
 
-        Args:
-            entries: int32 [3 * sum of counts], on the device; for each KV table the slots, indices and pages of its
-                `NewBlocks`, one after the other.
-            counts: of each table.
-        """
-        start = 0
+    def place(self, entries: torch.Tensor, counts: Sequence[int]) -> None:
+        """Write new pages into the block tables. entries: int32, on the device; counts: pages of each table."""
         for table, count in zip(self.tables.blocks, counts, strict=True):
             if count:
-                slot, index, page = entries[start : start + 3 * count].view(3, count)
-                table[slot.long(), index.long()] = page
-                start += 3 * count
+                slot, index = entries[: 4 * count].view(torch.int64).view(2, count)
+                table[slot, index] = entries[4 * count : 5 * count]
+                entries = entries[5 * count + count % 2 :]
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class StepInputBuffers:
         batches: one for each KV group; groups of one table have the same. Their host arrays change from step to step.
         query_start_loc_host, seq_lens_bound: these host arrays: numpy int32 [R + 1] and [R].
         header_host: int32 numpy [4, R + 1 or more]: slot_of_row, num_computed, seq_lens and query_start_loc as they go.
-        select: int64 [T]; with several tokens a row, which of them draw, as a captured step reads them; else None.
+        select: int64 [T], or [R] of rows of any numbers; which tokens draw, as a captured step reads them; else None.
     """
 
     num_rows: int
@@ -167,8 +168,11 @@ class StepBuffers:
         # What stands in the place of block tables and slot mappings where there is no cache.
         self._uncached = torch.zeros((max_rows, 0), dtype=torch.int32, device=device), torch.zeros_like(self._positions)
 
-    def frame(self, num_rows: int, num_tokens: int, tokens_per_row: int = 0) -> StepInputBuffers:
-        """Views for R rows and T tokens. All frames lie on the same memory: one step uses one of them."""
+    def frame(
+        self, num_rows: int, num_tokens: int, tokens_per_row: int = 0, *, any_rows: bool = False
+    ) -> StepInputBuffers:
+        """Views for R rows and T tokens; `any_rows`: of a captured step. All frames lie on the same memory: one step
+        uses one of them."""
         row = _aligned(num_rows + 1)
         end = _HEADER * row
         slot_of_row, num_computed, seq_lens, query_start_loc = self._packed[:end].view(_HEADER, row)
@@ -205,12 +209,12 @@ class StepBuffers:
                 kv_index=kv_index,
                 hidden=hidden,
                 bounds_are_exact=True,  # both are sent from here
+                any_rows=any_rows,
             )
             for table, (block_table, slot_mapping) in caches.items()
         }
-        select = None
-        if tokens_per_row > 1:
-            select = self._int64(self._packed, end, num_tokens)
+        draws = num_tokens if tokens_per_row > 1 else num_rows if any_rows else 0
+        select = self._int64(self._packed, end, draws) if draws else None
         return StepInputBuffers(
             num_rows,
             num_tokens,
@@ -273,7 +277,7 @@ class StepBuffers:
 
     def room_for(self, num_blocks: int) -> bool:
         """Whether `fill` takes so many new pages, all tables' together."""
-        return 3 * num_blocks <= _PER_ROW * (len(self._counts) - 1)
+        return 6 * num_blocks <= _PER_ROW * (len(self._counts) - 1)
 
     def _fill_header(self, frame: StepInputBuffers, plan: StepPlan) -> None:
         rows, padded, host, each = plan.num_rows, frame.num_rows, frame.header_host, frame.tokens_per_row
@@ -283,9 +287,9 @@ class StepBuffers:
         if each:
             np.multiply(self._counts[: padded + 1], each, out=host[3, : padded + 1])
         else:
-            assert padded == rows, "rows of any numbers of tokens are not padded"
             host[3, 0] = 0
             np.cumsum(plan.num_tokens, out=host[3, 1 : rows + 1])
+            host[3, rows + 1 : padded + 1] = host[3, rows]
         if padded > rows:
             host[0, rows:padded] = self._scratch_slot
             host[1, rows:padded] = 0

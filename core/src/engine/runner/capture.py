@@ -2,12 +2,14 @@
 
 A captured step's rows all have the same number of tokens. A row with fewer drafts is padded: the tokens behind its own
 are computed in vain, on ids that nobody wrote, at positions that the row has not reached. They see no key and write
-theirs to the null page, none of the row's own queries sees them, and they draw nothing.
+theirs to the null page, none of the row's own queries sees them, and they draw nothing. A step with prompts in it is
+padded by tokens behind its last row, and by rows of none: it has room for half as many rows as tokens, or for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -42,11 +44,11 @@ def widths_of(captures: CapturesDrafts, num_drafts: int, max_model_len: int) -> 
 
 
 def buckets_of(platform: Platform, max_num_seqs: int, widths: tuple[int, ...]) -> Buckets:
-    """The platform's row counts of each width; none where it captures no decode steps at all."""
+    """The platform's row counts of each width, and tokens of width 0; none where it captures no decode steps at all."""
     found = {1: platform.buckets(max_num_seqs)}
     if not found[1]:
         return {}
-    found |= {width: platform.buckets(max_num_seqs, width) for width in widths if width > 1}
+    found |= {width: platform.buckets(max_num_seqs, width) for width in widths if width != 1}
     return {width: buckets for width, buckets in found.items() if buckets}
 
 
@@ -105,14 +107,7 @@ def _served(kinds: list[str]) -> str:
     return f" ({', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''})" if shown else ""
 
 
-def can_be_tried(attention: AttentionLayers, tokens_per_row: int) -> bool:
-    """Whether the pool has pages for one row of a trial, on each of its two inputs."""
-    tables = attention.layout.tables
-    assert attention.pool is not None
-    blocks = max((-(-tokens_per_row // table.tokens_per_block) for table in tables), default=0)
-    return tokens_per_row == 1 or len(tables) * blocks <= len(attention.pool) // 2
-
-
+@dataclass(frozen=True)
 class DecodeTrial:
     """Inputs for one bucket: rows of one token each, or of several, on pages that nobody has yet.
 
@@ -127,88 +122,97 @@ class DecodeTrial:
         received: buffers of what comes from the pipeline stage before.
     """
 
-    def __init__(
-        self,
-        platform: Platform,
-        buffers: StepBuffers,
-        attention: AttentionLayers,
-        step: Step,
-        vocab_size: int,
-        max_model_len: int,
-        plan: Callable[[], None],
-        received: Sequence[torch.Tensor] = (),
-    ) -> None:
-        self._platform = platform
-        self._buffers = buffers
-        self._attention = attention
-        self._frame = step.frame
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
-        self._plan = plan
-        self._received = received
-        self.trial = Trial(self.prepare, step.outputs, step.replace)
+    platform: Platform
+    buffers: StepBuffers
+    attention: AttentionLayers
+    step: Step
+    vocab_size: int
+    max_model_len: int
+    plan: Callable[[], None]
+    received: Sequence[torch.Tensor] = ()
+
+    @property
+    def trial(self) -> Trial:
+        """For the platform."""
+        return Trial(self.prepare, self.step.outputs, self.step.replace)
+
+    @staticmethod
+    def fits(attention: AttentionLayers, tokens_per_row: int) -> bool:
+        """Whether the pool has pages for one row of a trial, on each of its two inputs."""
+        tables = attention.layout.tables
+        assert attention.pool is not None
+        blocks = max((-(-tokens_per_row // table.tokens_per_block) for table in tables), default=0)
+        return tokens_per_row == 1 or len(tables) * blocks <= len(attention.pool) // 2
+
+    def counts(self, number: int) -> np.ndarray:
+        """int64 [R]; the tokens of the rows of input 0 or 1. Where they may have any numbers: first one each, but for
+        the last rows, then as many each."""
+        frame, beyond = self.step.frame, self.max_model_len - 2
+        rows, each = frame.num_rows, frame.tokens_per_row
+        if each or number:
+            return np.full(rows, each) if each else np.diff(np.arange(rows + 1) * frame.num_tokens // rows)
+        return 1 + np.clip(frame.num_tokens - rows - beyond * np.arange(rows), 0, beyond)[::-1]
 
     def prepare(self, number: int) -> None:
         """Fill the buffers with input 0 or 1, and plan attention."""
-        pool, frame = self._attention.pool, self._frame
+        pool, frame = self.attention.pool, self.step.frame
         assert pool is not None
-        rows, width = np.arange(frame.num_rows), frame.tokens_per_row
-        tables = self._attention.layout.tables
+        rows, counts = np.arange(frame.num_rows), self.counts(number)
+        width, row = int(counts.max()), np.repeat(rows, counts)
+        tables = self.attention.layout.tables
         # Rows that share a place, a block in each table, stand at different positions in it. In input 0 they see the
         # rows before them, in input 1 those after them. A row that is longer than a block has a place for itself.
-        span = max(1, min([self._max_model_len - 1, *(table.tokens_per_block for table in tables)]))
+        span = max(1, min([self.max_model_len - 1, *(table.tokens_per_block for table in tables)]))
         beside = max(1, span // width)
         blocks = max((-(-width // table.tokens_per_block) for table in tables), default=1) if width > span else 1
         half = max(1, len(pool) // 2)
         first, count = (0, half) if number == 0 else (half, max(1, len(pool) - half))
         places, sharing = max(1, half // max(1, len(tables) * blocks)), beside
-        if (
-            self._attention.states is not None
-        ):  # who reads a page reads what one row left: rows share none, or none reads
+        if self.attention.states is not None:  # who reads a page reads what one row left: they share none, or none read
             beside, sharing = (beside, 1) if len(rows) <= places else (1, 1)
         order = rows % beside if number == 0 else beside - 1 - rows % beside
-        positions = order[:, None] * width + np.arange(width)
+        positions = order[row] * width + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
         # Where pages are so few that more rows share a place, they write the same there.
-        place = (rows // sharing % places)[:, None]
+        place = rows // sharing % places
         pages = [  # [R, blocks] of each table
-            (first + ((place * len(tables) + index) * blocks + np.arange(blocks)) % count) % len(pool)
+            (first + ((place[:, None] * len(tables) + index) * blocks + np.arange(blocks)) % count) % len(pool)
             for index in range(len(tables))
         ]
-        tokens = (positions * 7919 + place * 104729 + number * 31 + 1) % self._vocab_size
+        tokens = (positions * 7919 + place[row] * 104729 + number * 31 + 1) % self.vocab_size
         for page in pages:
             pool[torch.from_numpy(np.unique(page)).to(pool.device)] = 0
-        select = np.arange(positions.size) if width > 1 else None
-        self._buffers.fill(frame, decodes(positions[:, 0], width), select=select)
-        for tensor in self._received:
+        ends = np.cumsum(counts)
+        select = None if frame.select is None else np.arange(len(row)) if frame.tokens_per_row else ends - 1
+        self.buffers.fill(frame, decodes(positions[ends - counts], counts), select=select)
+        for tensor in self.received:
             some = (np.arange(tensor.numel()) * 7919 + number * 31) % 1009 / 1009 - 0.5
             tensor.copy_(torch.from_numpy(some).view(tensor.shape))
         inputs = frame.inputs
-        self._send(tokens.reshape(-1).astype(np.int32), inputs.token_ids)
-        self._send(positions.reshape(-1), inputs.positions)
-        self._send(positions.reshape(-1), frame.kv_index)
+        self._send(tokens.astype(np.int32), inputs.token_ids)
+        self._send(positions, inputs.positions)
+        self._send(positions, frame.kv_index)
         caches = zip(tables, pages, inputs.block_tables, inputs.slot_mappings, strict=True)
         for table, page, block_table, slot_mapping in caches:
             row_pages = page[:, np.minimum(np.arange(block_table.shape[1]), blocks - 1)]
             self._send(row_pages.astype(np.int32), block_table)
             block, offset = np.divmod(positions, table.tokens_per_block)
-            slots = np.take_along_axis(page, block, 1) * table.tokens_per_block + offset
-            self._send(slots.reshape(-1), slot_mapping)
-        self._plan()
+            self._send(page[row, block] * table.tokens_per_block + offset, slot_mapping)
+        self.plan()
 
     def _send(self, array: np.ndarray, out: torch.Tensor) -> None:
-        self._platform.to_device(torch.from_numpy(array), out)
+        self.platform.to_device(torch.from_numpy(array), out)
 
 
-def decodes(positions: np.ndarray, width: int, slots: np.ndarray | None = None) -> StepPlan:
+def decodes(positions: np.ndarray, width: int | np.ndarray, slots: np.ndarray | None = None) -> StepPlan:
     """A plan of decodes at these positions, with so many tokens each; None: its slots stand for nothing."""
-    rows = len(positions)
+    rows, num_tokens = len(positions), np.full(len(positions), width, np.int32)
     return StepPlan(
         step_id=0,
         slot_of_row=np.zeros(rows, np.int32) if slots is None else slots,
         num_computed=positions.astype(np.int32),
-        num_tokens=np.full(rows, width, np.int32),
+        num_tokens=num_tokens,
         samples=np.ones(rows, bool),
-        num_decodes=rows if width == 1 else 0,
+        num_decodes=int((num_tokens == 1).cumprod().sum()),
         new_slots=[],
         new_blocks=[],
     )

@@ -26,7 +26,7 @@ from engine.interfaces.step import LayerListener, StepPart
 from engine.plugin.loading import brought
 from engine.runner.assemble import Assembly, step_parts
 from engine.runner.buffers import SlotTables, StepBuffers, copy_pages
-from engine.runner.capture import DecodeTrial, buckets_of, can_be_tried, decodes, padding_of, width_of, widths_of
+from engine.runner.capture import DecodeTrial, buckets_of, decodes, padding_of, width_of, widths_of
 from engine.runner.results import FailedStep, PendingSample, RunningStep
 from engine.runner.step import Drawing, LaunchedStep, Step
 from engine.runner.walk import StepWalk, View
@@ -62,11 +62,12 @@ class ModelRunner:
         if built.not_captured == () and not profiles:
             num_drafts = 0 if built.drafter is None else built.drafter.num_tokens
             widths = widths_of(self._captures_drafts, num_drafts, start.max_model_len)
-            self._buckets = buckets_of(platform, start.max_num_seqs, widths)
+            self._buckets = buckets_of(platform, start.max_num_seqs, (0, *widths) if built.captures_mixed else widths)
         self._skips_padding = built.skips_padding
-        max_rows = max(start.max_num_seqs, *(rows[-1] for rows in self._buckets.values()), 1)
+        self._max_rows = start.max_num_seqs
+        max_rows = max(start.max_num_seqs, *(rows[-1] for width, rows in self._buckets.items() if width), 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
-        padded = [width * rows[-1] for width, rows in self._buckets.items()]
+        padded = [(width or 1) * rows[-1] for width, rows in self._buckets.items()]
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
         self._buffers = StepBuffers(platform, self._slots, self._groups, max_rows, max_tokens)
         if built.drafter is not None and built.drafter.branches:
@@ -98,8 +99,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self) -> tuple[int, ...]:
-        """Capture decode steps of every bucket, and those with drafts; once, before the first plan. The attention is
-        bound to the pool.
+        """Capture decode steps of every bucket, those with drafts, and those with prompts; once, before the first plan.
+        The attention is bound to the pool.
 
         Returns:
             The buckets of decode steps that are captured: none where nothing can be, or where the platform said that
@@ -124,13 +125,12 @@ class ModelRunner:
         """The steps of so many tokens a row; None where one cannot be captured."""
         steps = {}
         assert self._attention.pool is not None
-        if not can_be_tried(self._attention, width):
+        if not DecodeTrial.fits(self._attention, width or min(self._buckets[0][-1], self._max_model_len)):
             return None
         for bucket in reversed(self._buckets[width]):  # the largest first: where steps share memory, it makes room
-            step = Step(self._buffers.frame(bucket, bucket * width, width), [None] * len(self._groups))
-            step.select = step.frame.select
-            step.listeners = self._listeners
-            self._fill_more(step, decodes(np.zeros(bucket, np.int64), width))
+            rows = bucket if width else min((bucket + 1) // 2, self._max_rows)
+            frame = self._buffers.frame(rows, bucket * (width or 1), width, any_rows=not width)
+            step = Step(frame, [None] * len(self._groups), select=frame.select, listeners=self._listeners)
             trial = DecodeTrial(
                 self._platform,
                 self._buffers,
@@ -139,8 +139,9 @@ class ModelRunner:
                 self._vocab_size,
                 self._max_model_len,
                 partial(self._plan_attention, step, keep=True),
-                () if self._link is None else tuple(self._link.state(bucket * width).values()),
+                () if self._link is None else tuple(self._link.state(frame.num_tokens).values()),
             )
+            self._fill_more(step, decodes(np.zeros(rows, np.int64), trial.counts(0)))
             forward = partial(self._forward, step)
             key = CaptureKey(bucket, width, variant=self._variant)
             step.run = self._platform.capture(forward, key, trial.trial)
@@ -264,20 +265,21 @@ class ModelRunner:
     def _step_of(self, plan: StepPlan, heard: Sequence[LayerListener]) -> tuple[Step, bool]:
         """The captured step that computes a plan; else the eager one, and False. The latter for those who look on at
         this step alone."""
-        width = 0 if heard else self._width(plan)
-        buckets = self._buckets.get(width, ())
-        if not buckets or plan.num_rows > buckets[-1]:
+        width = self._width(plan)
+        size = plan.num_rows if width else max(plan.total_tokens, 2 * plan.num_rows)
+        buckets = () if heard else self._buckets.get(width, ())
+        if not buckets or size > buckets[-1]:
             step = self._eager_step(plan)
             if self._listeners or self._looking_on:
                 step.listeners = [*self._listeners, *heard]
                 step.plan = plan
                 step.streams = {}
             return step, False
-        key = CaptureKey(buckets[bisect_left(buckets, plan.num_rows)], width, variant=self._variant)
+        key = CaptureKey(buckets[bisect_left(buckets, size)], width, variant=self._variant)
         return self._captured[key], True
 
     def _width(self, plan: StepPlan) -> int:
-        """The tokens of a row in the captured steps that can compute a plan; 0: none can."""
+        """The tokens of a row in the captured steps that can compute a plan; 0: at most those of any rows can."""
         if plan.num_decodes == plan.num_rows:
             return 1
         if plan.num_drafts is None or not self._is_last or len(self._buckets) < 2:
@@ -296,7 +298,7 @@ class ModelRunner:
         self, step: Step, plan: StepPlan, captured: bool, drawing: Drawing, blocks: Sequence[NewBlocks]
     ) -> torch.Tensor | None:
         """Send what the step needs, fill the inputs and plan attention; what `Draws.draw` is to be told."""
-        entries = [array for new in blocks if len(new.slot) for array in (new.slot, new.index, new.page)]
+        entries = self._slots.entries(blocks)
         each = step.frame.tokens_per_row
         sent = self._buffers.fill(
             step.frame, plan, self._draws.places(drawing), drawing.select(each), padding_of(plan, each), entries
@@ -333,8 +335,7 @@ class ModelRunner:
         """Write them into the tables at once."""
         if not any(len(new.slot) for new in blocks):
             return
-        entries = [array for new in blocks for array in (new.slot, new.index, new.page)]
-        (sent,) = send(self._platform, np.concatenate(entries))
+        (sent,) = send(self._platform, np.concatenate(self._slots.entries(blocks)))
         self._slots.place(sent, [len(new.slot) for new in blocks])
 
     def _plan_attention(self, step: Step, keep: bool) -> None:
@@ -352,20 +353,26 @@ class ModelRunner:
             state.update(step.more)
         if self._link is not None:
             state.update(self._link.state(step.frame.num_tokens))
-        view, walk = None, self._walk
+        view, walk, select = None, self._walk, step.select
+        # Parts and listeners may read all hidden states, stages go on with them, and a captured step serves many plans.
+        others = step is not self._eager or self._at_work or step.listeners or self._link is not None
+        if select is not None and len(select) and not others:
+            state["wanted"] = select
         if step.listeners:
             staged = self._link is not None
             view = View(self._platform, self._attention, step.frame, step.streams, step.plan, staged)
             walk = StepWalk(self._first_layer, view, step.listeners)
+        narrowed = "wanted" in state
         hidden = self._model.forward(state, walk)
+        narrowed = narrowed and "wanted" not in state
         step.hidden = hidden = hidden if view is None or hidden is None else view.spread(hidden)
         if hidden is None:
             assert self._link is not None
             step.left = self._link.left(state)
-        elif step.select is None:
+        elif select is None or len(select):
+            if select is not None and not narrowed:
+                hidden = self._ops.gather_rows(hidden, select)
             step.take(self._ops.check_logits(self._model.logits(hidden)))
-        elif len(step.select):
-            step.take(self._ops.check_logits(self._model.logits(self._ops.gather_rows(hidden, step.select))))
 
 
 def _has(part: StepPart, method: str) -> bool:

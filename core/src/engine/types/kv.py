@@ -52,7 +52,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         kind: see `engine.types.model.KVKind`.
         sites: which these are: places in `WorkerStart.sites`, in order.
         num_kv_heads, head_size: on this rank.
-        sliding_window: None but for "sliding".
+        sliding_window: None but for "sliding" and "encoder".
         tokens_per_block: of its table.
         layer_bytes: bytes of one layer in one page.
         table: whose pages; None for kind "encoder", which keeps nothing, and "cross", whose pages are no table's.

@@ -46,7 +46,8 @@ class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
         num_kv_heads: of the whole model, before it is divided over ranks; 1 for "mla", whose vector every rank holds,
             and 0 for "state".
         head_size: elements of one head; of the vector for "mla", 0 for "state".
-        sliding_window: tokens that a query sees, itself included; None but for "sliding".
+        sliding_window: tokens that a query sees, itself included; of kind "encoder" as many to each side. None but
+            for "sliding", and for layers of "encoder" that have one.
         rope_size: of the vector of "mla", its last elements, which are the part of all heads' keys that has rotary
             positions; the others are the latent. 0 but for "mla".
         layer: of its model; None: its place among the description's `kv_specs`. A layer may have two.

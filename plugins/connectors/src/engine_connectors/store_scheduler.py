@@ -49,6 +49,8 @@ PATIENCE_SECONDS = 1.0
 """How long a prompt that another engine has computed waits while no more of it comes into the store; then what is
 missing is computed."""
 ASK_AGAIN_SECONDS = 0.005
+WARN_EVERY = 50
+"""The first prompt of an engine that is another is told, and then every fiftieth: who asks names the engine."""
 
 
 class Load(msgspec.Struct, kw_only=True):
@@ -161,6 +163,7 @@ class StoreScheduler(KVConnectorScheduler):
         self._section = Section()
         self._save_pages: list[int] = []
         self._counts: dict[str, int] = {}
+        self._num_strangers = 0
 
     # -- from the store ------------------------------------------------------------------------------------------------
     def lookup(self, request: Transferable, num_local: int) -> Found | None:
@@ -190,11 +193,14 @@ class StoreScheduler(KVConnectorScheduler):
             return False
         coming = self._coming.get(request.request_id)
         if coming is None and params.get("identity") != self._identity.hex():
-            log.warning(
-                "request %s computes its prompt itself: the other engine has another model, dtype, page format or "
-                "division over ranks",
-                request.request_id,
-            )
+            self._num_strangers += 1
+            if self._num_strangers % WARN_EVERY == 1:
+                log.warning(
+                    "request %s computes its prompt itself: the other engine has another model, dtype, page format or "
+                    "division over ranks (%d so far)",
+                    request.request_id,
+                    self._num_strangers,
+                )
             return False
         since = now if coming is None or num_tokens > coming.num_tokens else coming.since
         until = now + self._most_seconds if coming is None else coming.until

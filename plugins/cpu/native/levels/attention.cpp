@@ -42,12 +42,12 @@ public:
 private:
     // The keys that a token sees, of its row of n tokens of which it is the t-th; none where its kv_index is -1.
     void look(std::size_t token, std::int64_t t, std::int64_t n, QueryRow& row) const {
-        const std::int64_t last = a_.kv_index != nullptr ? a_.kv_index[token] : n - 1;
+        const bool whole = a_.kv_index == nullptr;
         row.hidden = a_.hidden != nullptr ? a_.hidden[token] : 0;
-        const std::int64_t position = last - __builtin_popcountll(row.hidden);
-        row.begin = a_.window ? std::max<std::int64_t>(0, position - a_.window + 1) : 0;
-        row.end = last + 1;
-        row.position = a_.kv_index != nullptr ? last : t;
+        row.position = whole ? t : a_.kv_index[token];
+        const std::int64_t counted = row.position - __builtin_popcountll(row.hidden);
+        row.begin = a_.window ? std::max<std::int64_t>(0, counted - a_.window + 1) : 0;
+        row.end = !whole ? row.position + 1 : a_.window ? std::min(n, t + a_.window) : n;
     }
 
     // Cuts the rows into items, and says how many there are.

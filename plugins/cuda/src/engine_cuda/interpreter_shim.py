@@ -63,23 +63,30 @@ _WAIT: tl.constexpr = tl.constexpr(
     """
     {
         .reg .b64 flag;
-        .reg .pred early;
+        .reg .b32 thread;
+        .reg .pred early, other;
+        mov.u32 thread, %tid.x;
+        mov.b64 flag, $2;
+        setp.ge.u32 other, thread, 32;
+        @other bra done;
     again:
         ld.acquire.sys.global.b64 flag, [$1];
         setp.lt.s64 early, flag, $2;
         @early bra again;
+    done:
         mov.b64 $0, flag;
     }
     """
 )
 """Each thread waits for a flag of its own: a loop around a sum over threads would exchange numbers between threads
-that may have left it at different times."""
+that may have left it at different times. The first 32 threads have all flags among them, and alone ask for them: where
+all of a program's did, as many as 512 read a word that a GPU elsewhere is about to write."""
 
 
 @triton.jit
 def wait_for(flags, value):
-    """Wait until every flag [n] is at least `value` [n], int64, and see with them all that was written before they
-    were."""
+    """Wait until every flag [n], n at most 32, is at least `value` [n], int64, and see with them all that was written
+    before they were. A barrier of the program has to follow: 32 of its threads wait."""
     if INTERPRETED:
         while tl.min(tl.atomic_add(flags, tl.zeros_like(value), sem="acquire", scope="sys") - value, 0) < 0:
             pass

@@ -6,10 +6,10 @@ from engine_cuda.machine import machine
 from engine_cuda.platform_cuda.reasons import why_not
 
 
-def wrong_gpu(device: str, capability: tuple[int, int] = (0, 0)) -> list[str]:
+def wrong_gpu(device: str, capability: tuple[int, int] = (0, 0), without: int | None = None) -> list[str]:
     """Why what runs on NVIDIA's GPUs of this compute capability alone cannot serve a torch device of kind "cuda".
 
-    Empty for other kinds.
+    Empty for other kinds. without: a major number, later than that, for which it does not either.
     """
     if device.partition(":")[0] != "cuda":
         return []
@@ -20,6 +20,8 @@ def wrong_gpu(device: str, capability: tuple[int, int] = (0, 0)) -> list[str]:
     if not reasons and facts.capability is not None and facts.capability < capability:
         found, wanted = (".".join(map(str, pair)) for pair in (facts.capability, capability))
         reasons.append(f"it needs compute capability {wanted} or later, the GPU has {found}")
+    if not reasons and facts.capability is not None and facts.capability[0] == without:
+        reasons.append(f"it is not for compute capability {without}.x, which the GPU has")
     return reasons
 
 

@@ -37,7 +37,9 @@ class FlashAttentionBody:
 
     capture_level: CaptureLevel = "uniform"
     """What is launched for rows of equally many queries follows from shapes alone: libraries are told the longest row
-    that a block table can hold, and read lengths and tables on the device. Where rows differ, the longest counts."""
+    that a block table can hold, and read lengths and tables on the device. Where rows differ, the most queries of one
+    count too. FlashAttention 3 takes a bound for them and leaves alone what comes after the last row (vLLM captures its
+    steps with prompts, too): with it this is "any"."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._options = cast("FlashAttentionOptions", context.options)
@@ -60,6 +62,10 @@ class FlashAttentionBody:
                     "leave it to auto, or choose another attention driver",
                 )
             self._attends[asked.name] = self.load(asked)
+        third = IMPLEMENTATIONS["fa3"]
+        best = asked is None and third.name in self._facts.versions and not third.gpu_reasons(self._facts)
+        if best or asked is third:
+            self.capture_level = "any"
 
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
         """Views [num_pages, tokens_per_block, num_kv_heads, head_size] of uint8 pages [num_pages, layer_bytes].
@@ -123,6 +129,8 @@ class FlashAttentionBody:
         """See `engine.interfaces.attention.AttentionBackend.forward`."""
         encoder = layer.group.kind == "encoder"
         real, window = plan.num_tokens, layer.group.sliding_window
+        if plan.first is None:
+            plan.first = layer.index
         keys, values = (k[:real], v[:real]) if encoder else (cache.k, cache.v)
         call = KernelCall(
             q=_rows(q[:real]),
@@ -136,6 +144,7 @@ class FlashAttentionBody:
             soft_cap=layer.need.soft_cap or 0.0,
             alibi_slopes=layer.alibi_slopes,
             num_splits=self._options.num_splits,
+            opens=plan.first == layer.index,
             want_sums=lse is not None or layer.sinks is not None,
         )
         sums = self._of(layer.need).attend(call)
@@ -143,7 +152,11 @@ class FlashAttentionBody:
             apply_sinks(call.out, sums, layer.sinks, None if lse is None else lse[:real])
         elif lse is not None and sums is not None:
             lse[:real].copy_(sums.transpose(0, 1))
-        if real < len(q):
+        if plan.padding is not None:
+            out.masked_fill_(plan.padding, 0)
+            if lse is not None:
+                lse.masked_fill_(plan.padding[:, :, 0], 0)
+        elif real < len(q):
             out[real:].zero_()
             if lse is not None:
                 lse[real:].zero_()

@@ -26,7 +26,8 @@ class KernelCall:
         window: keys before its own that a query sees; -1 for all.
         soft_cap: 0.0 for none.
         alibi_slopes: float32 [num_q_heads].
-        num_splits: 0 leaves it to the library.
+        num_splits: into how many pieces a row's keys are divided at most; 0 leaves it to the library.
+        opens: it is the first of the step's calls that are given this plan.
         want_sums: whether the logarithms of the sums are needed.
     """
 
@@ -41,6 +42,7 @@ class KernelCall:
     soft_cap: float
     alibi_slopes: torch.Tensor | None
     num_splits: int
+    opens: bool
     want_sums: bool
 
 

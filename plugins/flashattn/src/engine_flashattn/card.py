@@ -23,8 +23,8 @@ class FlashAttentionOptions(BaseModel):
         implementation: the library to compute with: FlashAttention 2, 3 or 4, or torch's own `varlen_attn`; "auto"
             takes the first of fa3, fa4, fa2 and torch that serves the layer on this GPU. One that is named and cannot
             stops the start.
-        num_splits: into how many pieces a row's keys are divided to fill the GPU where rows are few; 0 leaves it to the
-            library, 1 makes a row's result independent of what stands beside it. torch's own never divides.
+        num_splits: into how many pieces a row's keys are divided at most to fill the GPU where rows are few; 0 leaves
+            it to the library, 1 makes a row's result independent of what stands beside it. torch's own never divides.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -18,9 +18,9 @@ class FlashPlan:
 
     Args:
         num_rows: R.
-        num_tokens: of real rows; what comes after them is padding.
+        num_tokens: of real rows; what comes after them is padding. Of a step that is captured with any rows T.
         row_tokens: the number of queries that every row has; None where rows differ.
-        max_query_len: of the longest row.
+        max_query_len: of the longest row; of a step that is captured with any rows T.
         max_seq_len: keys that a row can ever have: what its columns of the block table hold. It is what captured
             launches are told, so that they stay right for longer rows.
         query_start_loc: int32 [R + 1].
@@ -28,6 +28,10 @@ class FlashPlan:
         key_start_loc: int32 [R + 1]; where each row's keys would begin, were they packed. Only where rows differ.
         block_table: int32 [R, max_blocks].
         slot_mapping, kv_index: int64 [T].
+        tokens: int32 [T, 1, 1], ascending. padding: bool [T, 1, 1]; which of them come after the last row. Both of a
+            step that is captured with any rows; None of others, where the host knows.
+        first: the layer whose attention comes first in a pass; None before any came.
+        schedule: what that layer's call left for those after it; the library's own.
     """
 
     num_rows: int
@@ -41,6 +45,10 @@ class FlashPlan:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     kv_index: torch.Tensor
+    tokens: torch.Tensor | None = None
+    padding: torch.Tensor | None = None
+    first: int | None = None
+    schedule: torch.Tensor | None = None
 
     @classmethod
     def of(cls, batch: AttentionBatch, group: KVGroup, own_pages: bool) -> FlashPlan:
@@ -64,11 +72,19 @@ class FlashPlan:
 
     def fill(self, batch: AttentionBatch, group: KVGroup) -> None:
         """Work it out for this step, which has as many rows and tokens as the first one."""
-        bounds = batch.query_start_loc_host[: self.num_rows + 1]
-        counts = np.diff(bounds)
-        self.num_tokens = int(bounds[-1])
-        self.max_query_len = int(counts.max())
-        self.row_tokens = self.max_query_len if int(counts.min()) == self.max_query_len else None
+        if batch.any_rows:
+            self.num_tokens = self.max_query_len = batch.num_tokens
+            if self.tokens is None or self.padding is None:
+                device = batch.query_start_loc.device
+                self.tokens = torch.arange(batch.num_tokens, dtype=torch.int32, device=device).view(-1, 1, 1)
+                self.padding = torch.empty_like(self.tokens, dtype=torch.bool)
+            torch.ge(self.tokens, batch.query_start_loc[-1], out=self.padding)
+        else:
+            bounds = batch.query_start_loc_host[: self.num_rows + 1]
+            counts = np.diff(bounds)
+            self.num_tokens = int(bounds[-1])
+            self.max_query_len = int(counts.max())
+            self.row_tokens = self.max_query_len if int(counts.min()) == self.max_query_len else None
         if group.kind == "encoder":
             return
         if self.block_table is not batch.block_table:

@@ -72,11 +72,32 @@ class Implementation:
             )
         if need.soft_cap is not None and not self.soft_cap:
             found.append("it has no soft cap")
+        if self is FA3:
+            found.extend(_left_out(need, facts))
         if "alibi" in need.features and not self.alibi:
             found.append("it has no ALiBi")
         return found
 
 
+def _left_out(need: AttentionNeed, facts: Facts) -> list[str]:
+    """What a need takes that the installed FlashAttention 3 was built without. A head may take kernels of larger
+    ones."""
+    sizes = [size for size in FA3_HEADS if f"HDIM{size}" not in facts.fa3_without]
+    wanted = {
+        "PAGEDKV": ("pages", True),
+        "VARLEN": ("rows of different lengths", True),
+        "LOCAL": ("sliding windows", need.sliding_window is not None),
+        "SOFTCAP": ("a soft cap", need.soft_cap is not None),
+        "FP16": ("float16", need.dtype == "float16"),
+    }
+    found = [what for flag, (what, asked) in wanted.items() if asked and flag in facts.fa3_without]
+    if need.head_size > max(sizes, default=0):
+        found.append(f"heads of {need.head_size} elements")
+    return [f"this build ({facts.versions['fa3']}) has no kernels for {what}" for what in found]
+
+
+FA3_HEADS = (64, 96, 128, 192, 256)
+"""Elements that FlashAttention 3 has kernels for, each left out by a flag of its own."""
 FA3 = Implementation(
     name="fa3",
     title="FlashAttention 3",

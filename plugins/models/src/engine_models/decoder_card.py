@@ -103,7 +103,7 @@ class DecoderCard(ModelCard):
             return [str(error)]
         act = config.get(cls.activation)
         reasons = []
-        if act is not None and act not in cls.activations:
+        if act is not None and not (isinstance(act, str) and act in cls.activations):
             reasons.append(f"{cls.activation} {act!r} is none of {', '.join(cls.activations)}")
         for key, neutral in cls.foreign.items():
             if config.get(key, neutral) not in (None, neutral):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import msgspec
+
 from engine.interfaces.model import ModelCard, ModelFeature, ModelNeed
 from engine.interfaces.ops import MODEL_OPERATIONS
 from engine.types.errors import EngineError
@@ -24,7 +26,8 @@ from engine_kit.model_config import (
     unsupported_ranks,
     unsupported_rope,
 )
-from engine_models.decoder_card import GELU, SILU
+from engine_models.decoder_card import GELU, SILU, windows_by_type
+from engine_models.rope_by_type import rope_of
 
 
 class EncoderCard(ModelCard):
@@ -66,7 +69,7 @@ class EncoderCard(ModelCard):
 
     @classmethod
     def windows(cls, config: dict[str, Any]) -> tuple[int | None, ...]:
-        """How many tokens each layer's tokens see, themselves in the middle; None: all."""
+        """How many tokens each layer's tokens see to each side, themselves included; None: all."""
         return (None,) * integer(config, "num_hidden_layers")
 
     @classmethod
@@ -117,9 +120,9 @@ class EncoderCard(ModelCard):
         except EngineError as error:
             return [str(error)]
         reasons = []
-        if config.get(cls.activation, next(iter(cls.activations))) not in cls.activations:
-            known = ", ".join(cls.activations)
-            reasons.append(f"{cls.activation} {config[cls.activation]!r} is none of {known}")
+        given = config.get(cls.activation, next(iter(cls.activations)))
+        if not isinstance(given, str) or given not in cls.activations:
+            reasons.append(f"{cls.activation} {given!r} is none of {', '.join(cls.activations)}")
         for key, neutral in cls.foreign.items():
             if config.get(key, neutral) not in (None, neutral):
                 reasons.append(f"the config sets {key} to {config[key]!r}, which the model's body does not have")
@@ -257,3 +260,75 @@ class JinaBert(EncoderCard):
     def pooled_by(cls, config: dict[str, Any]) -> PoolingType:
         """By `emb_pooler`."""
         return "mean" if config.get("emb_pooler", "mean") == "mean" else "cls"
+
+
+class ModernBert(EncoderCard):
+    """ModernBertModel (ModernBERT-base and -large, gte-modernbert-base; Warner et al. 2024)."""
+
+    body = "engine_models.encoders:ModernBertModel"
+    activation = "hidden_activation"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "local_attention": 128,
+        "classifier_pooling": "cls",
+        "classifier_activation": "gelu",
+    }
+    foreign: ClassVar[Mapping[str, Any]] = {"rope_scaling": None, "sliding_window": None}
+
+    @classmethod
+    def filled(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Each `global_attn_every_n_layers`-th layer sees all, from the first on; the norms' eps by its usual name."""
+        config = super().filled(config)
+        if config.get("layer_types") is None:
+            every = integer(config, "global_attn_every_n_layers", 3)
+            kinds = ("sliding_attention", "full_attention")
+            config["layer_types"] = [kinds[i % every == 0] for i in range(integer(config, "num_hidden_layers"))]
+        return {**config, "layer_norm_eps": config["norm_eps"]}
+
+    @classmethod
+    def windows(cls, config: dict[str, Any]) -> tuple[int | None, ...]:
+        """`local_attention` has half of its tokens on each side; beside the token itself."""
+        return windows_by_type({**config, "sliding_window": integer(config, "local_attention") // 2 + 1})
+
+    @classmethod
+    def ropes(cls, config: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those of layers that see everything, and of layers with a window."""
+        of_all = {**config, "rope_theta": config.get("global_rope_theta")}
+        return [
+            rope_of(of_all, "full_attention", 160_000.0),
+            rope_of(config, "sliding_attention", 10_000.0, "local_rope_theta"),
+        ]
+
+
+class ModernBertClassifier(ModernBert):
+    """ModernBertForSequenceClassification: classifies by its first token, or by the mean."""
+
+    body = "engine_models.encoders:ModernBertForClassification"
+    classifies = True
+
+    @classmethod
+    def pooled_by(cls, config: dict[str, Any]) -> PoolingType:
+        """By `classifier_pooling`."""
+        kind = config["classifier_pooling"]
+        if kind not in ("cls", "mean"):
+            raise bad_key(config, "classifier_pooling", f"{kind!r} is neither 'cls' nor 'mean'")
+        return "cls" if kind == "cls" else "mean"
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> ModelDescription:
+        """The description; raises as `ModelCard.describe` says."""
+        given = cls.filled(config)["classifier_activation"]
+        if not isinstance(given, str) or given not in cls.activations:
+            raise bad_key(config, "classifier_activation", f"{given!r} is none of {', '.join(cls.activations)}")
+        return super().describe(config)
+
+
+class ModernBertTokenClassifier(ModernBertClassifier):
+    """ModernBertForTokenClassification: labels each token."""
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> ModelDescription:
+        """The description; raises as `ModelCard.describe` says."""
+        model = super().describe(config)
+        return msgspec.structs.replace(model, pooler=msgspec.structs.replace(model.pooler, token_labels=True))

@@ -113,7 +113,7 @@ class EncoderDecoderCard(ModelCard):
         """The config's features that the body does not have."""
         config, reasons = cls.filled(need.config), []
         act = config.get(cls.activation)
-        if act is not None and act not in cls.activations:
+        if act is not None and not (isinstance(act, str) and act in cls.activations):
             reasons.append(f"{cls.activation} {act!r} is none of {', '.join(cls.activations)}")
         for key, neutral in cls.foreign.items():
             if config.get(key, neutral) != neutral:

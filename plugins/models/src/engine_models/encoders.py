@@ -1,7 +1,9 @@
-"""Encoders of embeddings: GTE (Zhang et al. 2024), Nomic (Nussbaum et al. 2024), JinaBERT (Guenther et al. 2023).
+"""Encoders of embeddings: GTE (Zhang et al. 2024), Nomic (Nussbaum et al. 2024), JinaBERT (Guenther et al. 2023), and
+ModernBERT (Warner et al. 2024).
 
 They are BERT with gated feed-forward blocks, and with rotary positions or ALiBi in place of learned ones: a norm stands
-behind the sum of each block's input and output. The tensors have the names of the published files.
+behind the sum of each block's input and output, but before each block in ModernBERT. The tensors have the names of the
+published files.
 """
 
 from __future__ import annotations
@@ -14,24 +16,24 @@ import torch
 from engine.interfaces.model import LayerIterator, ModelContext, State
 from engine.modeling import Attention, Embedding, GatedMLP, Linear, ModelBody, Module, RowParallelLinear
 from engine_kit.encoder_layers import LayerNorm, Table
-from engine_kit.model_config import integer, number, read_rope
+from engine_kit.model_config import flag, integer, number, read_rope
 from engine_kit.rotary import make_rotary
 from engine_models.alibi import bloom_slopes, on_this_rank
-from engine_models.encoder_card import EncoderCard, Gte, JinaBert, Nomic
-from engine_models.layers import self_attention
+from engine_models.encoder_card import EncoderCard, Gte, JinaBert, ModernBert, Nomic
+from engine_models.layers import PreNormLayer, self_attention
 
 
 class EncoderEmbeddings(Module):
-    """Words and, where there are some, token types, summed and normed; `norm` is the norm's name."""
+    """Words (of this name in `embeddings`) and, where there are some, token types, summed and normed."""
 
-    def __init__(self, context: ModelContext, eps: float, norm: str) -> None:
+    def __init__(self, context: ModelContext, norm: LayerNorm, words: str = "word_embeddings") -> None:
         model = context.description
         self._ops = context.ops
-        self.words = Embedding(context, model.vocab_size, model.hidden_size, "embeddings.word_embeddings")
+        self.words = Embedding(context, model.vocab_size, model.hidden_size, f"embeddings.{words}")
         count = model.num_token_types
         name = "embeddings.token_type_embeddings"
         self.types = Table(context, count, model.hidden_size, name) if count else None
-        self.norm = LayerNorm(context, model.hidden_size, eps, norm)
+        self.norm = norm
 
     def __call__(self, state: State) -> torch.Tensor:
         """[T, hidden_size]."""
@@ -127,7 +129,9 @@ class GteModel(EncoderModel):
             norms = [LayerNorm(context, size, eps, f"{name}.{part}") for part in ("attn_ln", "mlp_ln")]
             return EncoderLayer(context, attention, norms[0], mlp, norms[1])
 
-        super().__init__(context, EncoderEmbeddings(context, eps, "embeddings.LayerNorm"), layer)
+        super().__init__(
+            context, EncoderEmbeddings(context, LayerNorm(context, size, eps, "embeddings.LayerNorm")), layer
+        )
 
     def _named(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The rows that are gated stand first in the checkpoint, behind those that gate here."""
@@ -173,7 +177,7 @@ class NomicBertModel(EncoderModel):
                 LayerNorm(context, size, eps, f"{name}.norm2"),
             )
 
-        super().__init__(context, EncoderEmbeddings(context, eps, "emb_ln"), layer)
+        super().__init__(context, EncoderEmbeddings(context, LayerNorm(context, size, eps, "emb_ln")), layer)
 
 
 class JinaBertModel(EncoderModel):
@@ -207,4 +211,85 @@ class JinaBertModel(EncoderModel):
                 context, attention, attention_norm, mlp, LayerNorm(context, size, eps, f"{name}.mlp.layernorm")
             )
 
-        super().__init__(context, EncoderEmbeddings(context, eps, "embeddings.LayerNorm"), layer)
+        super().__init__(
+            context, EncoderEmbeddings(context, LayerNorm(context, size, eps, "embeddings.LayerNorm")), layer
+        )
+
+
+class NoNorm(Module):
+    """What stands before the first block of ModernBERT, behind the embedding's norm: nothing."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x, as it is."""
+        return x
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x, x), in the first layer, which has no residual yet."""
+        assert residual is None
+        return x, x
+
+
+class ModernBertModel(EncoderModel):
+    """ModernBertModel: norms before the blocks, GEGLU, windows to both sides with rotary positions of their own."""
+
+    prefixes = ("model.",)
+    unused: ClassVar[tuple[str, ...]] = ("head.", "decoder.", "classifier.")
+
+    def __init__(self, context: ModelContext) -> None:
+        model = context.description
+        config = ModernBert.filled(model.config)
+        size, inner, eps = _sizes(context, ModernBert)
+        of_all, of_windows = (
+            make_rotary(context, read_rope(rope, model.kv_specs[0].head_size)) for rope in ModernBert.ropes(config)
+        )
+        bias = flag(config, "attention_bias", False)
+
+        def norm(name: str) -> LayerNorm:
+            return LayerNorm(context, size, eps, name, bias=flag(config, "norm_bias", False))
+
+        def layer(index: int) -> Module:
+            name = f"layers.{index}"
+            rotary = of_all if model.kv_specs[index].sliding_window is None else of_windows
+            attention = self_attention(
+                context, index, rotary, f"{name}.attn", parts=("Wqkv",), out="Wo", qkv_bias=bias, o_bias=bias
+            )
+            mlp = GatedMLP(
+                context,
+                size,
+                inner,
+                f"{name}.mlp",
+                bias=flag(config, "mlp_bias", False),
+                act=ModernBert.act(config),
+                parts=("Wi",),
+                down="Wo",
+            )
+            before = norm(f"{name}.attn_norm") if index else NoNorm()
+            return PreNormLayer(context, before, attention, norm(f"{name}.mlp_norm"), mlp)
+
+        super().__init__(context, EncoderEmbeddings(context, norm("embeddings.norm"), "tok_embeddings"), layer)
+        self.norm = norm("final_norm")
+
+    def forward(self, state: State, walk: LayerIterator) -> torch.Tensor:
+        """The last layer's hidden states, normed, [T, hidden_size]."""
+        hidden = super().forward(state, walk)
+        return self.norm.add(hidden, state["residual"])[0]
+
+
+class ModernBertForClassification(ModernBertModel):
+    """ModernBertForSequenceClassification and ModernBertForTokenClassification: norm(act(dense(hidden))), then a linear
+    layer."""
+
+    unused = ("decoder.",)
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        config = ModernBert.filled(context.description.config)
+        size, _, eps = _sizes(context, ModernBert)
+        self._tanh = ModernBert.activations[config["classifier_activation"]] == "gelu_tanh"
+        self.dense = Linear(context, size, [size], ["head.dense"], bias=flag(config, "classifier_bias", False))
+        self.head_norm = LayerNorm(context, size, eps, "head.norm", bias=flag(config, "norm_bias", False))
+        self.classifier = Linear(context, size, [context.description.pooler.num_labels], ["classifier"], bias=True)
+
+    def classify(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size], pooled, or of single tokens -> [R, num_labels]."""
+        return self.classifier(self.head_norm(self.context.ops.gelu(self.dense(hidden), self._tanh)))

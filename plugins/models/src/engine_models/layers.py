@@ -24,9 +24,11 @@ from engine.modeling import (
     RowParallelLinear,
     Stack,
     Weight,
+    narrowed,
 )
 from engine.modeling.parallel import even, group_of, kv_heads
 from engine_kit.encoder_layers import Table
+from engine_kit.few_rows import FewRows
 from engine_kit.pooled_decoders import of_pooling_model
 
 Block = Callable[[torch.Tensor], torch.Tensor]
@@ -53,11 +55,15 @@ class PreNormLayer(Module):
         self.mlp_norm = mlp_norm
         self.mlp = mlp
         self.scale = scale
+        self._few_rows = FewRows(context, attention_norm, attention, mlp_norm, mlp)
 
     def __call__(self, state: State) -> None:
         """Change `hidden` and `residual` [T, hidden_size] in the state."""
+        if self.scale == 1.0 and self._few_rows(state):
+            return
         hidden, residual = self.attention_norm.add(state["hidden"], state.get("residual"))
-        hidden, residual = self.mlp_norm.add(self._scaled(self.attention(hidden, state["positions"])), residual)
+        hidden, residual = narrowed(self._ops, state, self.attention(hidden, state["positions"]), residual)
+        hidden, residual = self.mlp_norm.add(self._scaled(hidden), residual)
         state["hidden"], state["residual"] = self._scaled(self.mlp(hidden)), residual
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.types.errors import InvalidRequestError
+
 RATE = 16_000
 """Samples a second."""
 SECONDS = 30
@@ -23,7 +25,15 @@ def log_mel(sound: np.ndarray, bins: int = 80) -> np.ndarray:
     put behind it up to 30 seconds; what is behind these is cut off.
 
     bins: `num_mel_bins` of the model's config.
+
+    Raises InvalidRequestError for what is no such sound: whole numbers, several channels, or a value that is no number.
     """
+    sound = np.asarray(sound)
+    if sound.ndim != 1 or sound.dtype.kind != "f":
+        found = f"it is {sound.dtype} {list(sound.shape)}, not one channel of floats within -1 .. 1"
+        raise InvalidRequestError("read a sound", found, "divide whole numbers by the largest, and take one channel")
+    if not np.isfinite(sound).all():
+        raise InvalidRequestError("read a sound", "it has values that are no numbers, or infinite", "send another")
     whole = np.zeros(SECONDS * RATE)
     whole[: len(sound)] = sound[: len(whole)]
     padded = np.pad(whole, FRAME // 2, mode="reflect")

@@ -12,6 +12,7 @@ import torch
 from engine.interfaces.model import ModelContext
 from engine.modeling import Embedding, GatedMLP, LMHead, Module, Param, RMSNorm, Stack
 from engine.modeling.parallel import even
+from engine.types.errors import ConfigError
 from engine_kit.model_config import integer, number
 from engine_models.encoder_decoder import Block, EncoderAttention, EncoderDecoder, Layer, SelfAttention
 from engine_models.layers import MLP
@@ -81,6 +82,12 @@ class T5Model(EncoderDecoder):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
+        if context.dtype == torch.float16:
+            raise ConfigError(
+                f"compute {context.description.architecture} in float16",
+                "its feed-forward blocks add up to more than float16 holds",
+                "use --dtype bfloat16 or --dtype float32",
+            )
         model, config = context.description, self.card.filled(context.description.config)
         size, decoders = model.hidden_size, model.num_layers
         self._inner = integer(config, "d_ff")

@@ -68,7 +68,7 @@ class T5(EncoderDecoderCard):
     @classmethod
     def more_unsupported(cls, config: dict[str, Any]) -> list[str]:
         """Buckets that cannot be halved; what newer transformers write beside `feed_forward_proj`, and is another."""
-        reasons, kind = [], config["feed_forward_proj"]
+        reasons, kind = [], str(config["feed_forward_proj"])
         derived = {"dense_act_fn": "gelu_new" if kind == "gated-gelu" else kind.partition("-")[2] or kind}
         for key, value in (derived | {"is_gated_act": kind.startswith("gated-")}).items():
             if config.get(key, value) != value:

@@ -482,10 +482,10 @@ async def place_of(backend: Backend) -> dict[str, Any] | None:
             port = None if options.get("port") is None else int(options["port"])
         except (Unreachable, Lost, TimeoutError, ValueError, KeyError, TypeError, AttributeError):
             return None  # or it is another engine's, or loads its model
-        if port is None:
-            raise _nowhere(backend, connector)
-        backend.engine_info = {"remote_host": host, "remote_port": port}
-    return backend.engine_info
+        backend.engine_info = {"remote_host": host, "remote_port": port, "connector": connector}
+    if backend.engine_info["remote_port"] is None:
+        raise _nowhere(backend, backend.engine_info["connector"])
+    return {name: backend.engine_info[name] for name in ("remote_host", "remote_port")}
 
 
 def _nowhere(backend: Backend, connector: str | None) -> ConfigError:

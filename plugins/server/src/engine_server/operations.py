@@ -29,7 +29,8 @@ from engine_server.settings import ServerSettings
 from engine_server.state import ServerState, State
 
 HIDDEN = "(hidden)"
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
+_USER_IN_URL = re.compile(r"(?<=://)[^/?#\s]*@")
+_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
 log = logging.getLogger("engine.server")
 
 
@@ -295,7 +296,8 @@ def _values(declared: Mapping[str, Setting], values: Mapping[str, Any]) -> dict[
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Options of drivers with what may be a secret hidden: by an option's name, and the user in a URL."""
+    """Options of drivers with what may be a secret hidden: by an option's name, and in a URL the user, and what its
+    query names so."""
     if is_secret(name) and value is not None:
         return HIDDEN
     if isinstance(value, Mapping):
@@ -304,7 +306,8 @@ def without_secrets(value: Any, name: str = "") -> Any:
         return [without_secrets(inner) for inner in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return _USER_IN_URL.sub(f"{HIDDEN}@", str(value))
+    shown = _USER_IN_URL.sub(f"{HIDDEN}@", str(value))
+    return _IN_QUERY.sub(lambda found: f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0], shown)
 
 
 def _driver(served: list[Selection]) -> dict[str, Any]:

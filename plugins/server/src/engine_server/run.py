@@ -26,6 +26,7 @@ def serve(config: EngineConfig, settings: ServerConfig) -> int:
 
     Raises the EngineError that stopped the start.
     """
+    _check_role(config, settings)
     if settings.access_log:
         logging.getLogger(ACCESS_LOG).setLevel(logging.INFO)
     early = _leave_at_sigterm()
@@ -33,6 +34,17 @@ def serve(config: EngineConfig, settings: ServerConfig) -> int:
         return _serve(config, settings, early)
     except _Terminated:
         return 0
+
+
+def _check_role(config: EngineConfig, settings: ServerConfig) -> None:
+    """`engine serve` has given `kv_role` to the connector; who calls `serve` in Python has to. Raises ConfigError."""
+    role, given = settings.kv_role, config.options_for("kv_connector").get("role")
+    if role not in (None, given):
+        raise ConfigError(
+            f"serve with kv_role={role!r}",
+            f"the connector's option role is {given!r} in the engine's settings",
+            f'name it there: EngineConfig(..., kv_connector="tcp", **{{"kv_connector.role": {role!r}}})',
+        )
 
 
 def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -> int:

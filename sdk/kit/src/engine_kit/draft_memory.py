@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from engine.types.errors import ConfigError
@@ -17,6 +19,7 @@ from engine.types.start import DraftStart
 ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 """What safetensors calls the types that are loaded in the engine's own; others stay as they are stored."""
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def check_memory(
@@ -32,7 +35,8 @@ def check_memory(
 
     What is counted is the least that the tensors in their files need. Of a model that is quantised as it is loaded,
     four bits of each weight; of a model whose files are not known (random weights) nothing. So what passes may still
-    not fit, and says so later. Tensors that nobody reads (a vision tower's, say) count, too.
+    not fit, and says so later. What the bodies pass over does not count: layers for further tokens where none of the
+    drafts is made of them, and the stored copy of an embedding that the head shares.
 
     Args:
         config: the engine's settings.
@@ -44,9 +48,12 @@ def check_memory(
         drafts: the models that draft. One whose weights lie among the target's files counts there.
     """
     size = ITEM_SIZES[dtype]
-    model = stored_bytes(target.weights, size if config.asked("quantization") is None else 0.5) // parallel.world
     others = [draft for draft in drafts if draft.files.weights != target.weights]
-    drafting = sum(stored_bytes(draft.files.weights, size) // draft.parallel.world for draft in others)
+    said = target.config if len(others) == len(drafts) else {}
+    model = stored_bytes(target.weights, size if config.asked("quantization") is None else 0.5, said) // parallel.world
+    drafting = sum(
+        stored_bytes(draft.files.weights, size, draft.files.config) // draft.parallel.world for draft in others
+    )
     share = 1.0 if config.memory_utilization is None else config.memory_utilization
     if not others or model + drafting <= memory * share:
         return
@@ -60,19 +67,31 @@ def check_memory(
     )
 
 
-def stored_bytes(files: Sequence[str], itemsize: float) -> int:
+def stored_bytes(files: Sequence[str], itemsize: float, config: Mapping[str, Any] = MappingProxyType({})) -> int:
     """Bytes of the tensors in these files, with so many for each number that is stored as a float.
 
     Of a file that is no safetensors (a pickle), or one that is broken, what it has on the disk: its reader tells more.
+
+    Args:
+        config: config.json, by which tensors that no model's body reads are told from the others.
     """
-    return sum(_stored(file, itemsize) for file in files)
+    return sum(_stored(file, itemsize, config) for file in files)
 
 
-def _stored(file: str, itemsize: float) -> int:
+def _is_read(name: str, config: Mapping[str, Any]) -> bool:
+    layers, layer = config.get("num_hidden_layers"), _LAYER.search(name)
+    if layer is not None and isinstance(layers, int) and int(layer[1]) >= layers:
+        return False
+    return not (name.startswith("mtp.") or (name == "lm_head.weight" and config.get("tie_word_embeddings") is True))
+
+
+def _stored(file: str, itemsize: float, config: Mapping[str, Any]) -> int:
     try:
         with open(file, "rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        tensors = [one for name, one in header.items() if name != "__metadata__"]
+        tensors = [
+            one for name, one in header.items() if name != "__metadata__" and (not config or _is_read(name, config))
+        ]
         floats: int = sum(math.prod(one["shape"]) for one in tensors if one["dtype"] in _FLOATS)
         offsets = (one["data_offsets"] for one in tensors if one["dtype"] not in _FLOATS)
         others: int = sum(end - begin for begin, end in offsets)

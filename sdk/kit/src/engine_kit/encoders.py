@@ -28,6 +28,8 @@ from engine_kit.encoder_places import form_of_place
 
 _PADDING = 1
 """Pages before the first place: where what is no token is written."""
+_NOWHERE = -1
+"""The place of a slot whose input could not be encoded."""
 
 
 class Attention(Protocol):
@@ -69,7 +71,7 @@ class Encoders(StepPart):
         self._held: dict[int, list[int]] = {}
         self._place_of: dict[str, int] = {}
         self._key_of: dict[int, str] = {}
-        self._place = np.zeros(max_num_seqs, np.int64)
+        self._place = np.full(max_num_seqs, _NOWHERE, np.int64)
         self._length = np.zeros(max_num_seqs, np.int32)
         self.num_encoded = 0
 
@@ -77,6 +79,9 @@ class Encoders(StepPart):
         """Give their places back, the content stays."""
         for slot in left.slot.tolist():
             place = int(self._place[slot])
+            if place == _NOWHERE:
+                continue
+            self._place[slot] = _NOWHERE
             self._held[place].remove(slot)
             if not self._held[place]:
                 del self._held[place]
@@ -88,7 +93,7 @@ class Encoders(StepPart):
         assert given is not None, "a request of an encoder-decoder model has nothing to encode"
         place = self._place_of.get(given.key)
         if place is None:
-            place, _ = self._free.popitem(last=False)
+            place = next(iter(self._free))  # free until it has been encoded
             self._place_of.pop(self._key_of.pop(place, ""), None)
             self._encode(given, place)
             self._place_of[given.key] = place

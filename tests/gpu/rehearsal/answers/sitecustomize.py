@@ -28,18 +28,18 @@ def of_torch(torch: Any) -> None:
     torch.equal = torch.Tensor.equal = equal
 
 
-def of_steps(futures: Any) -> None:
+def of_steps(drawing: Any) -> None:
     """How many tokens each row of a step with drafts gives."""
-    real = futures.DraftedStep._fetched
+    real = drawing._put_drafted
 
-    def fetched(self: Any) -> Any:
-        (drawn, counts, *rest), prompt = real(self)
-        return (drawn, counts.clip(1), *rest), prompt
+    def put(*arguments: Any) -> None:
+        *others, (drawn, counts, *rest) = arguments
+        real(*others, [drawn, counts.clip(1), *rest])
 
-    futures.DraftedStep._fetched = fetched
+    drawing._put_drafted = put
 
 
-ANSWERS: dict[str, Callable[[Any], None]] = {"torch": of_torch, "engine.runner.results": of_steps}
+ANSWERS: dict[str, Callable[[Any], None]] = {"torch": of_torch, "engine.runner.drawing": of_steps}
 
 
 class Finder(MetaPathFinder):

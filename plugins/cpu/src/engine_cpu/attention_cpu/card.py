@@ -9,7 +9,7 @@ from engine_cpu.levels import LevelOptions, not_run
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
-FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "lse"})
+FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "two_sided", "lse"})
 
 
 class CpuAttentionOptions(LevelOptions):

@@ -11,6 +11,7 @@ from engine_cuda.attention_reasons import FP8, wrong_capability
 from engine_cuda.attention_triton.card import DTYPES as WITH_KERNELS
 from engine_cuda.attention_triton.card import LARGEST_HEAD, TritonAttentionOptions
 from engine_cuda.interpreter import wrong_device
+from engine_cuda.seen import RAN
 
 DTYPES = {**WITH_KERNELS, "float64": 8}
 """With the bytes of an element; the last in plain torch alone."""
@@ -78,5 +79,5 @@ class BlockSparseAttention(AttentionCard):
     def remarks(cls, need: AttentionNeed) -> list[str]:
         said = ["it leaves out most keys of long rows: a model that was trained to see all of them answers otherwise"]
         if not wrong_device(need.device):
-            said.append("tried in Triton's interpreter and compiled for sm_80, sm_90 and gfx942, not yet run on a GPU")
+            said.append(RAN)
         return said

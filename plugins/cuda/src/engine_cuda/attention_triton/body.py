@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import triton
 
-from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
+from engine.interfaces.attention import (
+    AttentionBatch,
+    AttentionLayer,
+    AttentionNeed,
+    CaptureLevel,
+    LayerCache,
+    Rotation,
+)
 from engine.types.kv import KVGroup
 from engine_cuda.attention_triton.kernel import LOG2E, Form, attention_kernel
 from engine_cuda.attention_triton.plan import Division, TritonPlan, WorkList
 from engine_cuda.attention_triton.tiles import Target, decode_tiles, prefill_tiles, target_of
-from engine_cuda.attention_triton.write import store
+from engine_cuda.attention_triton.write import store, store_rotated
+from engine_cuda.dependents import depends
 from engine_cuda.interpreter import interpreted
 from engine_cuda.interpreter_shim import PROCESSORS, widens, written_for
 
@@ -44,11 +52,12 @@ class _Scratch(NamedTuple):
 class TritonAttentionBody:
     """See `engine.interfaces.attention.AttentionBackend`.
 
-    A captured step stays right for any lengths, pages and places. It has to keep its kinds of rows, as all steps with
-    the same number of tokens in every row do: up to as many tokens as a short unit has, or more.
+    A captured step stays right for any lengths, pages and places, and for any rows where its batch says `any_rows`.
+    Else it has to keep its kinds of rows, as all steps with the same number of tokens in every row do: up to as many
+    tokens as a short unit has, or more.
     """
 
-    capture_level: CaptureLevel = "uniform"
+    capture_level: CaptureLevel = "any"
 
     def __init__(self, context: WorkerContext) -> None:
         options: TritonAttentionOptions = context.options
@@ -64,6 +73,7 @@ class TritonAttentionBody:
             self._target = target_of(capability)
             processors = facts.multi_processor_count
         self._processors = processors if options.split_kv else 0
+        self._dependent = depends(context)
         self._needs: dict[KVGroup, AttentionNeed] = {}
         self._scratch: dict[tuple[int, ...], _Scratch] = {}
 
@@ -84,7 +94,21 @@ class TritonAttentionBody:
 
         What fp8 cannot hold becomes its largest number.
         """
-        store(k, v, cache, plan.batch.slot_mapping, self._interpreted)
+        store(k, v, cache, plan.batch.slot_mapping, self._interpreted, self._dependent)
+
+    def write_rotated(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotation: Rotation,
+        cache: LayerCache,
+        plan: TritonPlan,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `engine.interfaces.attention.AttentionBackend.write_rotated`. Rotates q in place; keys are read from the
+        cache alone, and stay as they are where they were given."""
+        return store_rotated(q, k, v, rotation, cache, plan.batch.slot_mapping, self._dependent), k
 
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `engine.interfaces.attention.AttentionBackend.read`."""
@@ -193,6 +217,7 @@ class TritonAttentionBody:
             TREE=plan.cached and batch.hidden is not None,
             FUSED=cap is None and layer.alibi_slopes is None and layer.scale > 0,
             WIDEN=widens(q.dtype, self._interpreted),
+            DEPENDENT=bool(self._dependent),
         )
         attention_kernel[(work.bound * heads,)](
             out,
@@ -212,6 +237,7 @@ class TritonAttentionBody:
             FORM=form,
             num_warps=work.tiles.warps,
             num_stages=work.tiles.stages,
+            **self._dependent,
         )
 
     def _scratch_of(self, slots: int, heads: int, rows: int, width: int, device: torch.device) -> _Scratch:

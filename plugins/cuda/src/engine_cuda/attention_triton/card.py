@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 from engine_cuda.attention_reasons import FP8, wrong_capability
 from engine_cuda.interpreter import wrong_device
+from engine_cuda.seen import RAN
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """With the bytes of an element."""
@@ -62,4 +63,4 @@ class TritonAttention(AttentionCard):
 
     @classmethod
     def remarks(cls, need: AttentionNeed) -> list[str]:
-        return ["tried in Triton's interpreter and compiled for sm_80, sm_90 and gfx942, not yet run on a GPU"]
+        return [RAN]

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from engine_cuda.attention_triton.items import FIELDS, ones
+from engine_cuda.ops_triton.launching import start_dependent
 
 LOG2E = 1.4426950408889634
 
@@ -32,6 +33,7 @@ class Form(NamedTuple):
         FUSED: scores need no more than the scale, which goes into the exponential.
         WIDEN: compute in float32.
         FIELDS: int32 of an item.
+        DEPENDENT: launched so, see `engine_cuda.dependents`.
     """
 
     KV_HEADS: int
@@ -54,6 +56,7 @@ class Form(NamedTuple):
     FUSED: bool
     WIDEN: bool
     FIELDS: int = FIELDS
+    DEPENDENT: bool = False
 
 
 @triton.jit
@@ -191,6 +194,7 @@ def attention_kernel(
     PARTS: tl.constexpr = (GROUP + PACKED - 1) // PACKED
     HEADS: tl.constexpr = FORM.KV_HEADS * PARTS
     LOG2E: tl.constexpr = 1.4426950408889634
+    start_dependent(FORM.DEPENDENT)
     table, items, kv_index, hidden = step
     pid = tl.program_id(0)
     head, item = pid % HEADS, items + (pid // HEADS) * FORM.FIELDS

@@ -69,7 +69,8 @@ class TritonPlan:
     """One step of one group. See `engine.interfaces.attention.AttentionBackend.plan`.
 
     Which kernels a plan launches follows from the tokens of its rows, as the host knows them: short rows, long ones, or
-    both. How large the grids are follows from the number of rows and tokens.
+    both, as always where the plan is kept for any rows. How large the grids are follows from the number of rows and
+    tokens.
 
     Attributes:
         batch: whose buffers are read.
@@ -82,7 +83,7 @@ class TritonPlan:
     def __init__(self, batch: AttentionBatch, group: KVGroup, division: Division) -> None:
         rows, tokens = batch.num_rows, batch.num_tokens
         self.cached = group.kind != "encoder"
-        self.one_each = rows == tokens
+        self.one_each = rows == tokens and not batch.any_rows
         self._division = division
         self._window = group.sliding_window or 0
         self._queries = short, long = division.queries(self.one_each)
@@ -102,7 +103,10 @@ class TritonPlan:
         self.lists = tuple(lists)
 
     def _kinds(self, batch: AttentionBatch) -> tuple[bool, bool]:
-        """Whether there are short rows, and long ones; padding tokens are a row too."""
+        """Whether there are short rows, and long ones; padding tokens are a row too. Both where a captured step's rows
+        are others from step to step."""
+        if batch.any_rows or self.one_each:
+            return True, not self.one_each
         bounds = batch.query_start_loc_host[: batch.num_rows + 1]
         counts = np.append(np.diff(bounds), batch.num_tokens - bounds[-1])
         is_long = counts > self._queries[0]
@@ -113,7 +117,7 @@ class TritonPlan:
         has_short, has_long = self._kinds(batch)
         for wanted, is_long in ((has_short, False), (has_long, True)):
             assert not wanted or any(work.is_long == is_long for work in self.lists), (
-                "this plan was made for a step whose rows have other numbers of tokens: capture_level is 'uniform'"
+                "this plan was made for a step whose rows have other numbers of tokens, and not for any_rows"
             )
         self.batch = batch
         if not self.lists:

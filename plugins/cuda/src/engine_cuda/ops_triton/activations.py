@@ -6,12 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_cuda.dependents import MayDepend
+from engine_cuda.ops_triton.launching import start_dependent
+
 BLOCK = 1024
 
 
 @triton.jit
-def silu_mul_kernel(x, out, row_stride, inner, BLOCK: tl.constexpr):
+def silu_mul_kernel(x, out, row_stride, inner, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """out[t] = silu(x[t, :inner]) * x[t, inner:]. Grid: (T, blocks of inner)."""
+    start_dependent(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     offs_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs_n < inner
@@ -51,7 +55,7 @@ def soft_cap_kernel(x, out, count, cap, BLOCK: tl.constexpr):
     tl.store(out + offs, (_tanh(wide / cap) * cap).to(out.dtype.element_ty), mask=mask)
 
 
-class Activations:
+class Activations(MayDepend):
     """Activations and the cap of logits."""
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -61,7 +65,9 @@ class Activations:
         tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(tokens, inner)
         if out.numel():
-            silu_mul_kernel[(tokens, triton.cdiv(inner, BLOCK))](gate_up, out, gate_up.stride(0), inner, BLOCK)
+            silu_mul_kernel[(tokens, triton.cdiv(inner, BLOCK))](
+                gate_up, out, gate_up.stride(0), inner, BLOCK, bool(self.dependent), **self.dependent
+            )
         return out
 
     def gelu(self, x: torch.Tensor, tanh: bool) -> torch.Tensor:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from engine.interfaces.ops import OpsCard, OpsNeed
 from engine_cuda.interpreter import wrong_device
+from engine_cuda.seen import RAN
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -23,6 +24,7 @@ class TritonOps(OpsCard):
         {
             *("embedding", "embedding_part", "gather_rows", "soft_cap", "gelu", "silu_mul"),
             *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "check_logits", "prepare_inputs"),
+            *("router_logits", "route", "pack_experts", "experts", "gated_act", "moe_gate"),  # engine-moe defines them
             *("causal_conv", "selective_scan", "ssd", "gated_delta"),  # engine-states defines them
             *("penalties", "mask_tokens", "apply_bitmask", "sample", "reject", "verify", "place_tokens", "logprobs"),
         }
@@ -42,4 +44,4 @@ class TritonOps(OpsCard):
 
     @classmethod
     def remarks(cls, need: OpsNeed) -> list[str]:
-        return ["tried in Triton's interpreter and compiled for sm_80, sm_90 and gfx942, not yet run on a GPU"]
+        return [RAN]

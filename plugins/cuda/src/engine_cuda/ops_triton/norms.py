@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine_cuda.ops_triton.launching import power_of_2
+from engine_cuda.dependents import MayDepend
+from engine_cuda.ops_triton.launching import power_of_2, start_dependent
 
 TILE = 2048
 """Elements of a program at least: short rows share one."""
@@ -14,12 +15,14 @@ TILE = 2048
 
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_kernel(
-    x, weight, out, rows, inner_rows, x_strides, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x, weight, out, rows, inner_rows, x_strides, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. Grid: blocks of ROWS rows.
 
     Row r lies at (r // inner_rows) * x_strides[0] + (r % inner_rows) * x_strides[1]: heads, cut out of a projection.
     """
+    start_dependent(DEPENDENT)
     offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs_n = tl.arange(0, BLOCK)
     mask_n = offs_n < SIZE
@@ -35,12 +38,14 @@ def rms_norm_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def add_rms_norm_kernel(
-    inputs, weight, outputs, rows, strides, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    inputs, weight, outputs, rows, strides, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """outputs: (the norm of x + residual, as that is rounded; x + residual); both may be inputs. Grid: as above.
 
     inputs: (x, residual), of which `strides` has those of rows.
     """
+    start_dependent(DEPENDENT)
     x, residual = inputs
     normed, total = outputs
     offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -79,7 +84,7 @@ def layer_norm_kernel(
     tl.store(out + offs, y.to(out.dtype.element_ty), mask=mask)
 
 
-class Norms:
+class Norms(MayDepend):
     """RMS norm (Zhang, Sennrich 2019) and layer norm (Ba, Kiros, Hinton 2016)."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -96,8 +101,9 @@ class Norms:
             rows = out.numel() // size
             grid, block, each, warps = _shape(rows, size)
             rms_norm_kernel[grid](
-                x_rows, weight, out, rows, x_rows.shape[1], x_rows.stride()[:2], eps, size, each, block, num_warps=warps
-            )
+                x_rows, weight, out, rows, x_rows.shape[1], x_rows.stride()[:2], eps, size, each, block,
+                bool(self.dependent), num_warps=warps, **self.dependent,
+            )  # fmt: skip
         return out
 
     def add_rms_norm(
@@ -111,8 +117,9 @@ class Norms:
             rows = x.numel() // size
             grid, block, each, warps = _shape(rows, size)
             add_rms_norm_kernel[grid](
-                (x, residual), weight, (x, residual), rows, (size, size), eps, size, each, block, num_warps=warps
-            )
+                (x, residual), weight, (x, residual), rows, (size, size), eps, size, each, block,
+                bool(self.dependent), num_warps=warps, **self.dependent,
+            )  # fmt: skip
         return x, residual
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:

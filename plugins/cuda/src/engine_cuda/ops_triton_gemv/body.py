@@ -2,66 +2,95 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-import triton
 
-from engine_cuda.ops_triton.launching import power_of_2
-from engine_cuda.ops_triton_gemv.kernel import gemv_kernel
+from engine_cuda.dependents import DEPENDENT, depends
+from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_NORMED, MOST_ROWS, MatrixCut, cut_of
+from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
-MOST_ROWS = 4
-"""Rows that the kernel takes; more go to torch's product, whose tensor cores then have something to do."""
-WARPS = 4
-ELEMENTS = 4096
-"""Of the matrix that a program reads at once: four pieces of 16 bytes a thread, where an element has two."""
-PROGRAMS = 264
-"""At least so many, two for each multiprocessor of an H100: else blocks of fewer outputs."""
 
+class PackedWeight:
+    """A matrix for few rows, and what lies around it: an `engine_kit.few_rows.AroundMatrix`.
 
-class PackedWeight(NamedTuple):
-    """weight [O, I], dense, and bias [O]."""
+    Args:
+        weight: [O, I], dense.
+        bias: [O], or None.
+        dependent: see `few_rows`.
+    """
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dependent: bool = False) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.dependent = dependent
+
+    def fits(self, rows: int, normed: bool) -> bool:
+        """Whether the kernel takes so many rows of as many inputs as there are."""
+        outputs, inputs = self.weight.shape
+        return 0 < rows <= MOST_ROWS and outputs > 0 and 0 < inputs <= (MOST_NORMED if normed else MOST_INPUTS)
+
+    def normed(self, x: torch.Tensor, norm: torch.Tensor, eps: float, gated: bool) -> torch.Tensor:
+        """The RMS norm of x [R, I], the product, and where `gated` silu of its first half times the second."""
+        return few_rows(x, self, norm=norm, eps=eps, gated=gated)
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The product of x [R, I], and the residual [R, O]."""
+        return few_rows(x, self, residual=residual)
 
 
 class TritonGemvBody:
     """See `engine.interfaces.ops.Ops`. Without state; what is launched depends on shapes alone."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        del context
+    def __init__(self, context: WorkerContext | None) -> None:
+        self._dependent = bool(depends(context))
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """weight [O, I], bias [O] -> what `linear` takes. Dense tensors are kept, not copied."""
-        return PackedWeight(weight.contiguous(), None if bias is None else bias.contiguous())
+        return PackedWeight(weight.contiguous(), None if bias is None else bias.contiguous(), self._dependent)
 
     def linear(self, x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
         """x [T, I] -> x @ weight.T + bias, [T, O]."""
-        weight, bias = packed
-        rows, (outputs, inputs) = x.shape[0], weight.shape
-        if not 0 < rows <= MOST_ROWS or not outputs or not inputs:
-            return F.linear(x, weight, bias)
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        out = x.new_empty(rows, outputs)
-        block, width = blocks(outputs, inputs, rows)
-        gemv_kernel[(triton.cdiv(outputs, block),)](
-            x, weight, bias, out, x.stride(0), outputs, rows, inputs, block, width, num_warps=WARPS
-        )
-        return out
+        return few_rows(x, packed) if packed.fits(x.shape[0], False) else F.linear(x, packed.weight, packed.bias)
 
 
-def blocks(outputs: int, inputs: int, rows: int) -> tuple[int, int]:
-    """(outputs of a program, inputs that it takes at a time): whole warps' reads of one row of the matrix, and as many
-    programs as keep the GPU reading."""
-    block = 8
-    while block > 1 and triton.cdiv(outputs, block) < PROGRAMS:
-        block //= 2
-    # Three and four rows have more sums, 64 a thread as it is, and so fewer elements at once.
-    width = ELEMENTS // (1 if rows <= 2 else 2) // block
-    return block, max(16, min(width, power_of_2(inputs)))
+def few_rows(
+    x: torch.Tensor,
+    packed: PackedWeight,
+    *,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
+    dependent: bool | None = None,
+    cut: MatrixCut | None = None,
+) -> torch.Tensor:
+    """x [R, I] by the matrix, R at most MOST_ROWS, in one launch.
+
+    Args:
+        norm: weight [I] of the RMS norm that comes before, with `eps`.
+        residual: [R, O], added to the results; not together with `gated`.
+        gated: silu of the first half of the results times the second is given: [R, O / 2].
+        dependent: whether the launch may begin before the one before it has ended, see `engine_cuda.dependents`; None
+            for what the matrix was packed with.
+        cut: in place of the table's.
+    """
+    weight, bias = packed.weight, packed.bias
+    dependent = packed.dependent if dependent is None else dependent
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if residual is not None and residual.stride(1) != 1:
+        residual = residual.contiguous()
+    cut = cut or cut_of(outputs, inputs, rows)
+    out = x.new_empty(rows, outputs // 2 if gated else outputs)
+    grid, once = cut.grid(outputs)
+    few_rows_kernel[(grid,)](
+        x, norm, weight, bias, residual, out, x.stride(0), 0 if residual is None else residual.stride(0), outputs, eps,
+        rows, inputs, cut.outputs, cut.width(inputs), gated, once, dependent, num_warps=cut.warps,
+        **(DEPENDENT if dependent else {}),
+    )  # fmt: skip
+    return out

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from engine.interfaces.ops import OpsCard, OpsNeed
 from engine_cuda.interpreter import wrong_device
+from engine_cuda.seen import COMPILED
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -35,4 +36,4 @@ class TritonGemv(OpsCard):
 
     @classmethod
     def remarks(cls, need: OpsNeed) -> list[str]:
-        return ["tried in Triton's interpreter and compiled for sm_80, sm_90 and gfx942, not yet run on a GPU"]
+        return [COMPILED]

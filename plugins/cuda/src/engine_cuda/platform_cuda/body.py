@@ -12,9 +12,11 @@ import torch
 from engine.interfaces.platform import CacheMemory, CaptureKey, Trial
 from engine.modeling import out_of_memory
 from engine.types.errors import ConfigError, ContractError, KVCacheTooSmallError, UnfitDriverError
-from engine_cuda.platform_cuda.buckets import row_buckets
+from engine_cuda.dependents import can_depend
+from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.fetch import CudaFetch
 from engine_cuda.platform_cuda.graphs import Graphs
+from engine_cuda.platform_cuda.late import late_kernels
 from engine_cuda.platform_cuda.memory import Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import RING_BYTES, StagingRing
 
@@ -49,6 +51,9 @@ def most_drafts(start: WorkerStart) -> int:
 class CudaPlatformBody:
     """See `engine.interfaces.platform.Platform`. Work is queued on the current stream of the thread that calls.
 
+    Attributes:
+        dependents: whether kernels may begin before the one before has ended, see `engine_cuda.dependents`.
+
     Raises:
         UnfitDriverError: torch cannot start the device, although it is there.
         ConfigError: there are more ranks than GPUs.
@@ -58,7 +63,11 @@ class CudaPlatformBody:
         options: CudaPlatformOptions = context.options
         self._mode = options.capture
         self._asked_buckets = options.buckets
-        self._max_num_seqs = context.start.max_num_seqs
+        self._asked_mixed = options.capture_mixed
+        start = context.start
+        self._max_num_seqs = start.max_num_seqs
+        self._useful_tokens = hidden_tokens(start.model.hidden_size, start.parallel.tp)
+        self._most_tokens = min(start.max_num_batched_tokens, start.max_num_seqs * (start.max_model_len - 1))
         self._most_drafts = most_drafts(context.start)
         try:
             torch.cuda.init()
@@ -75,12 +84,14 @@ class CudaPlatformBody:
                 point="platform",
                 driver="cuda",
             ) from error
+        self.dependents = options.dependents == "auto" and can_depend(self._device)
         self._outside = total - free - torch.cuda.memory_reserved(self._device)
         self._results = torch.cuda.Stream(self._device)
         self._graphs = Graphs(self._device)
         with torch.inference_mode(False):  # or it could be written to in that mode alone
             buffer = torch.empty(RING_BYTES, dtype=torch.uint8, pin_memory=True)
         self._ring = StagingRing(buffer, _event)
+        late_kernels.listen()
 
     @property
     def device(self) -> torch.device:
@@ -91,6 +102,9 @@ class CudaPlatformBody:
         """See `engine_cuda.platform_cuda.buckets`; none where nothing is to be captured."""
         if self._mode == "never":
             return ()
+        if not tokens_per_row:
+            mixed = None if self._asked_mixed == "auto" else self._asked_mixed
+            return () if mixed == "never" else token_buckets(self._most_tokens, mixed, self._useful_tokens)
         asked = None if self._asked_buckets == "auto" else self._asked_buckets
         return row_buckets(max_num_seqs, asked, tokens_per_row)
 
@@ -127,7 +141,7 @@ class CudaPlatformBody:
         free, total = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device)
         measured = Measured(total, free, held, max(0, total - free - held - self._outside), step)
-        widths = {1, 1 + self._most_drafts}
+        widths = {1, 1 + self._most_drafts} if self._most_drafts else {0, 1}
         buckets = {width: self.buckets(self._max_num_seqs, width) for width in widths}
         graphs = graph_bytes(step, buckets, self._max_num_seqs)
         return cache_memory(measured, utilization, self._ranks, graphs)
@@ -175,6 +189,7 @@ class CudaPlatformBody:
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> CudaFetch:
         """On a stream of their own, behind the work that is queued now; the next step's work does
         not wait for them."""
+        late_kernels.serving = True  # a start fetches nothing
         self._results.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._results):
             hosts = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)

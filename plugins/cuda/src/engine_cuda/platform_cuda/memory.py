@@ -36,11 +36,12 @@ def graph_bytes(step: int, buckets: Mapping[int, tuple[int, ...]], max_num_seqs:
     """Bytes that captured steps keep: their tensors, in one pool for all of them, and their launches.
 
     The tensors of the largest are at most the same share of the largest step's as the tokens that it draws for are of
-    the rows that this one draws for: both tokens and logits are no more.
+    the rows that this one draws for: both tokens and logits are no more. One with prompts draws for all of
+    these rows at most.
 
-    buckets: row counts, by the tokens of a row.
+    buckets: row counts, by the tokens of a row; tokens of width 0.
     """
-    most = max((min(rows[-1], max_num_seqs) * width for width, rows in buckets.items() if rows), default=0)
+    most = max((min(rows[-1], max_num_seqs) * (width or 1) for width, rows in buckets.items() if rows), default=0)
     return step * most // max_num_seqs + GRAPH_BYTES * sum(map(len, buckets.values()))
 
 

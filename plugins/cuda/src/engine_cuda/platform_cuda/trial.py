@@ -13,6 +13,11 @@ TOLERANCE = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float32: 1e-4, to
 """Of the largest value of an output. A library may add up in another order when it is recorded (a workspace of another
 size), which a model's layers carry on; a value that was baked in changes everything, since the inputs differ in every
 token and position."""
+LEAST = 1e-300
+"""Of what is divided by: rows of zeros are as they should be."""
+OF_A_ROW = 4.0
+"""Tolerances that a row may lie away, as a share of its own length. Trained weights make some tokens' rows, the first's
+above all, hundreds of times as long as the others': beside those alone, anything would pass."""
 
 _STOPPED = (
     ("during CUDA graph capture", "a copy between host and device"),
@@ -45,6 +50,12 @@ def compare(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...],
             raise _another(
                 index, number, "NaN" if broken else f"a difference of {largest:.3g} where all are at most {scale:.3g}"
             )
+        lengths = theirs.double().nan_to_num_(0.0, 0.0, 0.0).norm(dim=-1)
+        # Of a row of next to nothing beside most others, rounding may change everything.
+        apart = difference.norm(dim=-1) / lengths.clamp(min=0.1 * float(lengths.median()) + LEAST)
+        if theirs.dim() > 1 and theirs.shape[-1] >= 8 and float(apart.max()) > OF_A_ROW * tolerance:
+            row = int(apart.flatten().argmax())
+            raise _another(index, number, f"row {row} lies {float(apart.max()):.3g} of its length away")
 
 
 def _another(index: int, number: int, what: str) -> ContractError:

@@ -1,4 +1,5 @@
-"""Weights and rows of 8-bit floats, through torch's scaled matrix product (cuBLASLt, or CUTLASS before Hopper)."""
+"""Weights and rows of 8-bit floats, through torch's scaled matrix product (cuBLASLt, or CUTLASS before Hopper); a few
+rows in their own type, by a kernel that reads the weights as they are stored."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 from engine.interfaces.quantization import LayerShape, StoredTensor, plain_tensors
 from engine.types.errors import ConfigError
+from engine_cuda.quantization_fp8.few_rows import few_rows
 from engine_cuda.quantization_fp8.rows import FP8, quantize_rows, quantize_weight
 from engine_kit.plain_layer import plain_layer
 
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
 
 UNIT = 16
 """Rows and columns of a matrix that tensor cores take are multiples of it; shorter ones are filled up with zeros."""
+TRIED_ROWS = (1, 17, 256)
+"""A decode, rows that fill no tile, and several tiles: torch and its libraries take other ways for some of them."""
+TRIED = (272, 144)
+"""Inputs and outputs: of more than one tile, and of no whole number of them."""
+NEAR = 2.0**-6
+"""Of the largest number of a row's result that is tried, beside float32: bfloat16 loses 2**-9 of it, fast accumulation
+some 2**-13 in each sum; the scale of another row or output is several times as far off."""
 
 
 class Fp8Layer(NamedTuple):
@@ -40,33 +49,51 @@ class Fp8Layer(NamedTuple):
 class Fp8Body:
     """See `engine.interfaces.quantization.Quantization`.
 
-    Rows are always rounded one by one: a scale over all rows of a step would make a row's result depend on the others.
+    Rows are rounded one by one: a scale over all rows of a step would make a row's result depend on the others. How
+    many they are decides whether they are rounded at all: see `Fp8Options.few_rows`.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         options: Fp8Options = context.options
         self._per_channel = options.weights == "channel"
         self._fast_accum = options.fast_accum
+        self._few_rows = options.few_rows
         if context.device is not None:
             self._try(context.device, context.dtype or torch.bfloat16)
 
     def _try(self, device: torch.device, dtype: torch.dtype) -> None:
-        """One small product: what a GPU or its libraries cannot do shows before a long load, not behind it. Where
-        kernels are interpreted it shows what torch 2.11 lacks: its product on a processor takes one scale alone."""
-        ones = torch.ones(UNIT, UNIT, dtype=FP8, device=device)
-        scales = torch.ones(UNIT, 1, dtype=torch.float32, device=device)
-        try:
-            torch._scaled_mm(
-                ones, ones.T, scale_a=scales, scale_b=scales.T, bias=torch.zeros(UNIT, dtype=dtype, device=device),
-                out_dtype=dtype, use_fast_accum=self._fast_accum,
-            )  # fmt: skip
-        except (RuntimeError, ValueError) as error:
-            name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a processor"
-            raise ConfigError(
-                f"multiply matrices of fp8 on {name}, in {dtype}",
-                f"torch {torch.__version__} says: {str(error).splitlines()[0]}",
-                "it takes a GPU of compute capability 8.9 or later (Ada, Hopper); leave --quantization out",
-            ) from error
+        """Small products beside float32: what a GPU or its libraries cannot do, or do wrongly (pytorch issue 133334),
+        shows before a long load, not behind it. Where kernels are interpreted it shows what torch 2.11 lacks: its
+        product on a processor takes one scale alone."""
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a processor"
+        asked = f"multiply matrices of fp8 on {name}, in {dtype}"
+        hint = "it takes a GPU of compute capability 8.9 or later (Ada, Hopper); leave --quantization out"
+        inputs, outputs = TRIED
+        random = torch.Generator(device).manual_seed(0)
+        weight, bias = (
+            torch.randn(shape, generator=random, device=device) for shape in ((outputs, inputs), (outputs,))
+        )
+        bias = bias.to(dtype)
+        codes, scales = quantize_weight(weight, outputs, inputs, self._per_channel)
+        layer = Fp8Layer(codes, scales.expand(1, outputs).contiguous(), outputs, bias)
+        # Widened by the host: on one GPU torch 2.11 widened each fourth number of e4m3 to 0.
+        held = codes.cpu().float() * layer.scales.T.cpu()
+        for rows in TRIED_ROWS:
+            x = torch.randn((rows, inputs), generator=random, device=device).to(FP8)
+            sizes = 1.0 + torch.arange(rows, device=device).unsqueeze(1) % 5
+            try:
+                found = self._multiply(x, sizes, layer, dtype)
+            except (RuntimeError, ValueError) as error:
+                raise ConfigError(
+                    asked, f"torch {torch.__version__} says: {str(error).splitlines()[0]}", hint
+                ) from error
+            expected = x.cpu().float() * sizes.cpu() @ held.T + bias.cpu().float()
+            apart = (found.cpu().float() - expected).abs().amax(1) / expected.abs().amax(1)
+            if not bool((apart <= NEAR).all()):
+                wrong = f"torch {torch.__version__} computes {rows} x {inputs} x {outputs} wrongly"
+                raise ConfigError(
+                    asked, f"{wrong}: {float(apart.max()):.2g} of the largest number beside float32", hint
+                )
 
     def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
         """A plain layer's."""
@@ -86,10 +113,20 @@ class Fp8Body:
         return sum(t.nbytes for t in (packed.codes, packed.scales, packed.bias) if t is not None)
 
     def linear(self, x: torch.Tensor, packed: Fp8Layer) -> torch.Tensor:
-        """x [T, I] -> [T, O] in x's dtype: one kernel that rounds the rows, one product that takes scales and bias."""
+        """x [T, I] -> [T, O] in x's dtype: for few rows one kernel; for more one that rounds the rows, and a product
+        that takes scales and bias."""
+        if 0 < len(x) <= self._few_rows and packed.codes.numel():
+            return few_rows(x, packed.codes, packed.scales, packed.bias, packed.outputs)
         codes, scales = quantize_rows(x, packed.codes.shape[1])
+        found = self._multiply(codes, scales, packed, x.dtype)
+        return found if packed.outputs == found.shape[1] else found[:, : packed.outputs].contiguous()
+
+    def _multiply(
+        self, codes: torch.Tensor, scales: torch.Tensor, packed: Fp8Layer, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """codes e4m3 [T, padded inputs], scales float32 [T, 1] -> [T, padded outputs]."""
         found: torch.Tensor = torch._scaled_mm(
-            codes, packed.codes.T, scale_a=scales, scale_b=packed.scales, bias=packed.bias, out_dtype=x.dtype,
+            codes, packed.codes.T, scale_a=scales, scale_b=packed.scales, bias=packed.bias, out_dtype=dtype,
             use_fast_accum=self._fast_accum,
         )  # fmt: skip
-        return found if packed.outputs == found.shape[1] else found[:, : packed.outputs].contiguous()
+        return found

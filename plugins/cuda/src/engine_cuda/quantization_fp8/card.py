@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interfaces.quantization import KINDS, QuantizationCard, QuantizationNeed, Rounding
 from engine_cuda.interpreter import wrong_device
 from engine_cuda.nvidia import wrong_gpu
+from engine_cuda.seen import RAN
 
 DTYPES = ("bfloat16", "float16")
 STORED = ("float16", "bfloat16", "float32", "float64")
 CAPABILITY = (8, 9)
 """Ada's, the first whose tensor cores multiply such numbers; Hopper has 9.0."""
+UNSERVED = 12
+"""Major number of Blackwell's smaller GPUs, for which torch's product has no scales of rows (pytorch issue 192707)."""
+MOST_ROWS = 4
+"""Rows that the kernel for few of them takes."""
 STEP = 16 / 448
 """Half the distance of the largest two numbers of e4m3, as a share of its largest: numbers further down are closer."""
 
@@ -24,12 +29,16 @@ class Fp8Options(BaseModel):
     Attributes:
         weights: "channel": a scale for each output; "tensor": one for the whole layer, as some checkpoints have it.
         fast_accum: let the tensor cores add up products in fewer bits than float32, which Hopper does faster.
+        few_rows: steps of up to so many rows are not rounded: they wait for the weights alone, which a kernel of ours
+            reads as they are stored. 0: rows are rounded whatever their number, and a row's result has the same
+            rounding in every step.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights: Literal["channel", "tensor"] = "channel"
     fast_accum: bool = True
+    few_rows: int = Field(default=MOST_ROWS, ge=0, le=MOST_ROWS)
 
 
 class Fp8Quantization(QuantizationCard):
@@ -50,7 +59,7 @@ class Fp8Quantization(QuantizationCard):
 
     @classmethod
     def unsupported(cls, need: QuantizationNeed) -> list[str]:
-        reasons = [*wrong_device(need.device), *wrong_gpu(need.device, CAPABILITY)]
+        reasons = [*wrong_device(need.device), *wrong_gpu(need.device, CAPABILITY, without=UNSERVED)]
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
         if need.stored_dtype not in STORED:
@@ -59,4 +68,4 @@ class Fp8Quantization(QuantizationCard):
 
     @classmethod
     def remarks(cls, need: QuantizationNeed) -> list[str]:
-        return ["it was not run on a GPU yet: interpreted kernels passed its suite, beside products by a processor"]
+        return [RAN]

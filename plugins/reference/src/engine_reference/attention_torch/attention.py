@@ -97,7 +97,9 @@ def forward_encoder(
     Scores are computed in float32 at least.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    heads, groups = q.shape[1], q.shape[1] // k.shape[1]
+    heads, groups, window = q.shape[1], q.shape[1] // k.shape[1], layer.need.sliding_window
+    if window is not None:
+        k, v = stored(k, v, k.dtype)  # not every query sees every value
     for start, stop in pairwise(bounds):
         # [heads, keys, head_size]; the queries of a group share their keys
         keys, values = (x[start:stop].transpose(0, 1).to(wide).repeat_interleave(groups, dim=0) for x in (k, v))
@@ -111,6 +113,8 @@ def forward_encoder(
                 scores -= layer.alibi_slopes.to(wide).view(-1, 1, 1) * ahead.abs()
             if layer.relative_bias is not None:
                 scores += bias_of(layer.relative_bias, ahead, wide)
+            if window is not None:
+                scores.masked_fill_(ahead.abs() >= window, -torch.inf)
             sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
             weights, total = weights_of(scores, sinks, lse is not None)
             out[first:last] = torch.bmm(weights, values).transpose(0, 1)

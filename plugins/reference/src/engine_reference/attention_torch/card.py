@@ -8,7 +8,7 @@ DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """With the bytes of an element."""
 FP8 = "float8_e4m3fn"
 """What a cache may hold beside those: one byte an element, with scales of 1."""
-FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "lse"})
+FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "two_sided", "lse"})
 
 
 class TorchAttention(AttentionCard):

@@ -13,7 +13,20 @@ from dataclasses import dataclass
 import torch
 
 from engine.interfaces.model import ModelContext, State
-from engine.modeling import Attention, Decoder, Embedding, GatedMLP, Linear, LMHead, Module, RMSNorm, Rotary, Stack
+from engine.modeling import (
+    Attention,
+    Decoder,
+    Embedding,
+    GatedMLP,
+    Linear,
+    LMHead,
+    Module,
+    RMSNorm,
+    Rotary,
+    Stack,
+    narrowed,
+)
+from engine_kit.few_rows import FewRows
 from engine_kit.model_config import Config, flag, integer, number, read_rope
 from engine_kit.pooled_decoders import of_pooling_model
 from engine_kit.rotary import make_rotary
@@ -40,6 +53,7 @@ class LlamaLayer(Module):
         norms = None
         if features.qk_norm:
             norms = tuple(RMSNorm(context, spec.head_size, eps, f"{name}.{part}_norm") for part in "qk")
+        self._ops = context.ops
         self.attention_norm = RMSNorm(context, model.hidden_size, eps, f"{prefix}.input_layernorm")
         self.attention = Attention(
             context,
@@ -57,11 +71,14 @@ class LlamaLayer(Module):
         self.mlp_norm = RMSNorm(context, model.hidden_size, eps, f"{prefix}.post_attention_layernorm")
         inner = integer(config, "intermediate_size")
         self.mlp = GatedMLP(context, model.hidden_size, inner, f"{prefix}.mlp", features.mlp_bias)
+        self._few_rows = FewRows(context, self.attention_norm, self.attention, self.mlp_norm, self.mlp)
 
     def __call__(self, state: State) -> None:
         """Change `hidden` and `residual` [T, hidden_size] in the state."""
+        if self._few_rows(state):
+            return
         hidden, residual = self.attention_norm.add(state["hidden"], state.get("residual"))
-        hidden = self.attention(hidden, state["positions"])
+        hidden, residual = narrowed(self._ops, state, self.attention(hidden, state["positions"]), residual)
         hidden, residual = self.mlp_norm.add(hidden, residual)
         state["hidden"], state["residual"] = self.mlp(hidden), residual
 

@@ -136,7 +136,7 @@ class TorchOpsBody(Logits, Drawing):
     def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
         """Fill `token_ids`, `positions`, `block_tables` and `slot_mappings` from the tables, in place.
 
-        Every row has at least one token. Tokens at or past query_start_loc[R] are padding.
+        Where R is T every row has one token. Tokens at or past query_start_loc[R] are padding, rows may have none.
         """
         num_rows, num_tokens = len(inputs.slot_of_row), len(inputs.token_ids)
         # Tables are as wide as the longest request may be. Elsewhere than on the CPU asking would wait for the device.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.model.encoder import EncoderModelConformance
     from engine_sdk.conformance.model.encoder_decoder import EncoderDecoderConformance
     from engine_sdk.conformance.model.suite import ModelConformance
-    from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
+    from engine_sdk.conformance.ops.suite import OpsAround, OpsConformance, OpsThorough
     from engine_sdk.conformance.platform import PlatformConformance
     from engine_sdk.conformance.quantization import QuantizationConformance
     from engine_sdk.conformance.reasoning_parser import ReasoningParserConformance
@@ -72,6 +72,7 @@ __all__ = [
     "KVConnectorConformance",
     "LogitsProcessorConformance",
     "ModelConformance",
+    "OpsAround",
     "OpsConformance",
     "OpsThorough",
     "PlatformConformance",
@@ -86,7 +87,7 @@ __all__ = [
 SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "attention": ("AttentionConformance", "AttentionThorough"),
-        "ops": ("OpsConformance", "OpsThorough"),
+        "ops": ("OpsConformance", "OpsAround", "OpsThorough"),
         "communicator": ("CommunicatorConformance", "CommunicatorThorough"),
         "evictor": ("EvictorConformance",),
         "drafter": ("DrafterConformance",),
@@ -132,6 +133,7 @@ _HOMES = {
     "KVConnectorConformance": "kv_connector.suite",
     "LogitsProcessorConformance": "logits_processor",
     "ModelConformance": "model.suite",
+    "OpsAround": "ops.suite",
     "OpsConformance": "ops.suite",
     "OpsThorough": "ops.suite",
     "PlatformConformance": "platform",

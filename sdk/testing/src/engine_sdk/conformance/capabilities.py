@@ -95,6 +95,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("log-sum-exp on demand (`lse`)", "lse_puts_parts_together keys_on_several_ranks without_lse"),
             Capability("strided tensors, padded batches", "strided_tensors padding_rows padding_tokens"),
             Capability("keys and values read back (`read`)", "reading_back"),
+            Capability("keys rotated where they are written (`write_rotated`)", "writing_rotated"),
             Capability("trees of drafts, {}", "trees_in_every_dtype", "(.*)"),
             Capability(
                 "trees of drafts: any tree, windows, NaN that a node does not see",
@@ -108,6 +109,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("drafts padded to one length", "padded_drafts"),
             Capability("encoder layers (every token sees all), {}", "encoder", "(.*)"),
             Capability("encoder layers with soft cap, sinks and ALiBi", "encoder_with_everything"),
+            Capability(
+                "encoder layers with a sliding window to both sides",
+                "encoder_with_window encoder_with_window_is_blind_beyond",
+            ),
             Capability("encoder layers: NaN in a row has no effect on another", "encoder_rows_are_apart"),
             Capability("latent attention (MLA), {}", "latent_rows", "(.*)"),
             Capability(

@@ -102,6 +102,10 @@ class PlatformConformance(Conformance):
         drafts = cast("type[PlatformCard]", self.subject().card).captures_drafts != "never"
         for buckets in (platform.buckets(max_num_seqs), *([platform.buckets(max_num_seqs, 5)] if drafts else [])):
             self._check_buckets(buckets, max_num_seqs)
+        if cast("type[PlatformCard]", self.subject().card).captures_mixed:
+            tokens = platform.buckets(max_num_seqs, 0)
+            self._check_buckets(tokens, 4096)
+            assert not tokens or tokens[-1] <= 4096, f"{tokens} tokens, of steps of 4,096 at most"
 
     @staticmethod
     def _check_buckets(buckets: tuple[int, ...], max_num_seqs: int) -> None:

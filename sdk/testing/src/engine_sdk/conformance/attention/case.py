@@ -16,6 +16,7 @@ from engine.interfaces.attention import (
     AttentionLayer,
     AttentionNeed,
     LayerCache,
+    Rotation,
 )
 from engine.types.kv import KVGroup
 from engine_sdk.conformance.attention.dense import DenseResult, Extras, Tree, combined, dense, visible
@@ -62,6 +63,7 @@ class Form:
     def need(self, device: str, rows: Rows = ()) -> AttentionNeed:
         """What a driver is asked for; with "kv_index" where a row's queries are not contiguous."""
         features = {name for name in ("sinks", "alibi", "relative_bias") if getattr(self, name)}
+        features |= {"two_sided"} if self.kind == "encoder" and self.window is not None else set()
         gaps = self.kind == "cross" or any(
             row[0] < 0 or list(row) != list(range(row[0], row[-1] + 1)) for row in rows if len(row)
         )
@@ -98,6 +100,7 @@ class Case:
         tokens_per_block: of the group.
         padding_rows: rows of one token after the others, as a captured step has them; only where all rows decode.
         padding_tokens: after the last row.
+        empty_rows: rows without tokens after the others, of a step that is captured with any rows; None: of another.
         bound: how much `seq_lens_bound` says too much.
         width: columns of the block table; None: two more than are needed.
         strided: queries, keys and values are views of one projection, as models have them.
@@ -118,6 +121,7 @@ class Case:
         seed: int = 0,
         padding_rows: int = 0,
         padding_tokens: int = 0,
+        empty_rows: int | None = None,
         bound: int = 0,
         width: int | None = None,
         strided: bool = False,
@@ -177,7 +181,8 @@ class Case:
         self._draw_values(strided, padding_rows + padding_tokens)
         self._take_share(*share)
         self._lay_out_pages(tokens_per_block, width)
-        self.batch = self._batch(num_decodes, padding_rows, padding_tokens, bound)
+        self.batch = self._batch(num_decodes, [1] * padding_rows + [0] * (empty_rows or 0), padding_tokens, bound)
+        self.batch.any_rows = empty_rows is not None
         self.history = self._history()
 
     # -- numbers -----------------------------------------------------------------------------------------------------
@@ -310,18 +315,20 @@ class Case:
         return [int(self.full_table[row, p // per_block]) * per_block + p % per_block for p in positions]
 
     # -- batches -----------------------------------------------------------------------------------------------------
-    def _batch(self, num_decodes: int, padding_rows: int, padding_tokens: int, bound: int) -> AttentionBatch:
+    def _batch(self, num_decodes: int, padding_rows: list[int], padding_tokens: int, bound: int) -> AttentionBatch:
         slots = []
         for row, own in enumerate(self.own):
             here = iter(self._slots(row, own))
             slots += [next(here) if is_here else 0 for is_here in self.is_here[row]]
         index = [int(i) for row in self.index for i in row]
-        padding = [0] * (padding_rows + padding_tokens)
-        lengths = np.append(self.lengths, np.ones(padding_rows, np.int32))
-        table = np.concatenate([self.table, np.zeros((padding_rows, self.table.shape[1]), np.int32)])
-        counts = [len(row) for row in self.rows] + [1] * padding_rows
-        bounds = np.append(self.lengths + np.int32(bound), np.ones(padding_rows, np.int32))
-        made = self._made(counts, num_decodes + padding_rows, lengths, bounds, table, slots + padding, index + padding)
+        padding = [0] * (sum(padding_rows) + padding_tokens)
+        lengths = np.append(self.lengths, np.array(padding_rows, np.int32))
+        table = np.concatenate([self.table, np.zeros((len(padding_rows), self.table.shape[1]), np.int32)])
+        counts = [len(row) for row in self.rows] + padding_rows
+        bounds = np.append(self.lengths + np.int32(bound), np.array(padding_rows, np.int32))
+        made = self._made(
+            counts, num_decodes + sum(padding_rows), lengths, bounds, table, slots + padding, index + padding
+        )
         if self.trees:
             hidden = []
             for row, places in enumerate(self.rows):
@@ -419,6 +426,37 @@ class Case:
             assert part.dtype == self.kv_dtype, f"{part.dtype} is read of a cache of {self.kv_dtype}"
             whole = np.concatenate([of_row[seen] for of_row, seen in zip(expected, places, strict=True)])
             np.testing.assert_array_equal(part.double().cpu().numpy(), whole[order])
+
+    def check_rotated(self, body: Any, rotary: int, normed: bool) -> None:
+        """Queries and keys are rotated in so many elements where keys are written, and normed before that: what
+        `forward` makes of them, and what is read back, is as if operations had done it."""
+        dtype = self.dtype if self.dtype == torch.float64 else torch.float32
+        angles = torch.from_numpy(self.random.uniform(-4, 4, (50, rotary // 2)))
+        weights = torch.from_numpy(self.random.normal(1, 0.2, (2, self.form.head_size))).to(self.dtype).to(self.device)
+        rotation = Rotation(
+            torch.from_numpy(self.random.integers(0, 50, len(self.q))).to(self.device),
+            torch.cat([angles.cos(), angles.sin()], 1).to(dtype).to(self.device),
+            (weights[0], weights[1]) if normed else (),
+            1e-5 if normed else 0.0,
+        )
+        q, k = (_rotated(x, rotation, place) for place, x in enumerate((self.q, self.new_k)))
+        cache, plan = self.write_history(body), body.plan(self.batch, self.group)
+        out, lse = self.outputs()
+        given = body.write_rotated(self.layer, self.q, self.new_k, self.new_v, rotation, cache, plan)
+        body.forward(self.layer, *given, self.new_v, cache, plan, out, lse)
+        first, tolerance = 0, TOLERANCE[self.form.dtype]
+        for row, places in enumerate(self.rows):
+            keys = k[first : first + len(places)].double().cpu().numpy()[self.is_here[row]]
+            self.k[row][self.own[row]] = self._round(keys)
+            slots = torch.tensor(self._slots(row, self.own[row]), dtype=torch.int64, device=self.device)
+            found = [part.cpu().double().numpy() for part in body.read(self.group, cache, slots)]
+            near = max(tolerance, torch.finfo(self.kv_dtype).eps)
+            np.testing.assert_allclose(found[0], self.k[row][self.own[row]], rtol=near, atol=near, err_msg="keys")
+            np.testing.assert_array_equal(found[1], self.v[row][self.own[row]], err_msg="values")
+            self.k[row][self.own[row]] = found[0]  # the last bit of an operation is its driver's
+            first += len(places)
+        self.q = q
+        self.check(out, lse)
 
     def check_move(self, body: Any) -> None:
         """Of each row some keys are moved to the places of others, which may be moved themselves; and nothing else."""
@@ -532,15 +570,15 @@ def check_shares(make: Callable[..., Case], backend: Callable[[str], Any], form:
 def whole_rows(
     form: Form, lengths: Sequence[int], device: str, seed: int = 0, padding: int = 0, lse: bool = True
 ) -> Case:
-    """A step of an encoder: every row is whole, and each of its tokens sees all of them."""
+    """A step of an encoder: every row is whole, and each of its tokens sees all of them, or those in its window."""
     case = Case(
         replace(form, kind="encoder"), [range(n) for n in lengths], 0, form.block_size, device=device, seed=seed,
         padding_tokens=padding, lse=lse,
     )  # fmt: skip
-    case.seen = [np.ones_like(seen) for seen in case.seen]
+    case.seen = [np.abs(ahead) < (form.window or len(ahead)) for ahead in case.ahead]
     case.group = KVGroup(
         index=0, kind="encoder", sites=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
-        sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0, table=None,
+        sliding_window=form.window, tokens_per_block=form.block_size, layer_bytes=0, table=None,
         num_q_heads=case.need.num_q_heads,
     )  # fmt: skip
     case.layer = replace(case.layer, group=case.group)
@@ -570,3 +608,13 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
         "bound": draw(st.sampled_from([0, 0, 4])),
         "strided": draw(st.booleans()),
     }
+
+
+def _rotated(x: torch.Tensor, rotation: Rotation, place: int) -> torch.Tensor:
+    """x [T, heads, head_size] by the formulas of operations `rms_norm` and `rope`, in float64."""
+    wide, (cos, sin) = x.double(), rotation.cos_sin[rotation.positions].double().unsqueeze(1).chunk(2, dim=-1)
+    if rotation.norms:
+        wide = wide / (wide.square().mean(-1, keepdim=True) + rotation.eps).sqrt() * rotation.norms[place].double()
+    half = cos.shape[-1]
+    first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x.dtype)

@@ -38,6 +38,14 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 DECODES: Rows = [[0], [15], [16], [37], [5]]
 MIXED: Rows = [[20], [33], range(23), range(17, 40), range(31, 33)]
 """Two decodes, a whole prompt, a later chunk of one, and a short extend."""
+ANY_ROWS: list[tuple[Rows, int]] = [
+    ([[7 * i % 61] for i in range(24)], 24),
+    ([[20], [33], range(2), range(17, 40), range(29)], 2),
+    ([range(3, 55)], 0),
+    ([[90]], 1),
+    ([[11], range(30, 32), range(8), range(44, 53), range(36)], 1),
+]
+"""Steps of up to 24 rows and 56 tokens; the first has the most keys."""
 TREE_ROWS: Rows = [[80], range(30, 37), range(40), range(67, 74), range(120, 130)]
 TREES = {1: Tree([0, 0, 1, 1, 2, 4]), 3: Tree([0, 1, 1, 0, 4, 3]), 4: Tree([0, 1, 0])}
 """By row: beside a decode and a prompt, three that end with trees; the last one's has earlier tokens of a prompt."""
@@ -61,6 +69,7 @@ class AttentionConformance(LatentTests, Conformance):
             replace(base, dtype="float64", kv_dtype="float64"),
             replace(base, kind="sliding", sliding_window=5, soft_cap=20.0),
             replace(base, kind="encoder", head_size=7),
+            replace(base, kind="encoder", sliding_window=5, features=frozenset({"two_sided"})),
             replace(base, features=frozenset({"kv_index"})),
             replace(base, kind="cross", features=frozenset({"kv_index"})),
             replace(base, features=frozenset({"lse"})),
@@ -86,8 +95,9 @@ class AttentionConformance(LatentTests, Conformance):
 
     @classmethod
     def methods(cls) -> Sequence[str]:
-        """Keys and values are moved where drafts branch."""
-        names = super().methods()
+        """Keys and values are moved where drafts branch; who rotates says so by the method."""
+        rotates = hasattr(cls.body(), "write_rotated")
+        names = [name for name in super().methods() if rotates or name != "write_rotated"]
         trees = cls.subject().reasons(replace(Form().need(cls.device), features=frozenset({"tree"})))
         return [name for name in names if name != "move"] if trees else names
 
@@ -402,6 +412,21 @@ class AttentionConformance(LatentTests, Conformance):
         for form in self.served(forms):
             self.case(form, MIXED, 2).check_read(self.backend(form.dtype))
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_writing_rotated(self, dtype: str) -> None:
+        """Queries and keys that are rotated where keys are written: whole heads and a part of them, normed or as they
+        are, views of one projection, with padding; narrower caches."""
+        form = Form(dtype=dtype, head_size=64)
+        self.require(form.need(self.device))
+        body = self.backend(dtype)
+        if not hasattr(body, "write_rotated"):
+            not_served("it has no write_rotated: operations rotate before it writes")
+        for rotary, normed in ((64, True), (64, False), (24, True), (24, False)):
+            rows: Rows = [[20], range(14, 18), range(5)]
+            self.case(form, rows, 1, strided=True, padding_tokens=3).check_rotated(body, rotary, normed)
+        for narrow in self.served([form, *(replace(form, kv_dtype=kv) for kv in ("bfloat16", "float8_e4m3fn"))]):
+            self.case(narrow, [[15], [4]], 2).check_rotated(body, 64, True)
+
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_fp8_cache(self, dtype: str) -> None:
         """Keys and values of 8 bits (e4m3, scales of 1), computed with in the queries' precision."""
@@ -540,15 +565,35 @@ class AttentionConformance(LatentTests, Conformance):
         """The same with several tokens a row."""
         self._refill(Form(), [[range(8), range(3, 11)], [range(30, 38), range(8)]], 0)
 
+    @pytest.mark.parametrize("window", [None, 9])
+    def test_refilled_plan_of_any_rows(self, window: int | None) -> None:
+        """The same with others of other numbers of tokens, rows of none and tokens behind the last row."""
+        form = Form(kind="full" if window is None else "sliding", window=window)
+        self._refill_with(form, self._any_rows(form))
+
+    def _any_rows(self, form: Form) -> list[Case]:
+        """Steps of one captured form; skipped where the driver's are not captured."""
+        level = self.backend(form.dtype).capture_level
+        if level != "any":
+            not_served(f"such steps of the driver are not captured: its capture_level is {level}")
+        cases = []
+        for seed, (rows, num_decodes) in enumerate(ANY_ROWS):
+            padding = {"empty_rows": 24 - len(rows), "padding_tokens": 56 - sum(map(len, rows))}
+            cases.append(self.case(form, rows, num_decodes, seed=seed, width=8, **padding))
+        return cases
+
     def _refill(
         self, form: Form, steps: list[Rows], num_decodes: int, trees: Sequence[dict[int, Tree]] | None = None
     ) -> None:
-        body, plan = self.backend(form.dtype), None
         grown = [{"trees": of_step} for of_step in trees] if trees else [{} for _ in steps]
         cases = [
             self.case(form, rows, num_decodes, seed=i, width=8, **how)
             for i, (rows, how) in enumerate(zip(steps, grown, strict=True))
         ]
+        self._refill_with(form, cases)
+
+    def _refill_with(self, form: Form, cases: list[Case]) -> None:
+        body, plan = self.backend(form.dtype), None
         batch = cases[0].batch
         for case in cases:
             cache = case.write_history(body)
@@ -560,10 +605,15 @@ class AttentionConformance(LatentTests, Conformance):
             case.launch(body, cache, plan, out, lse)
             case.check(out, lse)
 
-    def test_captured_step(self) -> None:
-        """What the platform records of a step is right for the steps after it, whose rows are longer and elsewhere."""
+    @pytest.mark.parametrize("any_rows", [False, True], ids=["decodes", "any rows"])
+    def test_captured_step(self, any_rows: bool) -> None:
+        """What the platform records of a step is right for the steps after it, whose rows are longer and elsewhere, or
+        others altogether."""
         steps: list[Rows] = [[[30], [16], [60], [38], [70]], DECODES, [[1], [2], [90], [16], [0]]]
-        cases = [self.case(Form(), rows, 5, seed=i, width=8) for i, rows in enumerate(steps)]
+        if any_rows:
+            cases = self._any_rows(Form())
+        else:
+            cases = [self.case(Form(), rows, 5, seed=i, width=8) for i, rows in enumerate(steps)]
         body, first = self.backend("float32"), cases[0]
         if body.capture_level == "none":
             not_served("the driver's steps are not captured: its capture_level is none")
@@ -620,6 +670,23 @@ class AttentionConformance(LatentTests, Conformance):
         self.require(form.need(self.device))
         case = whole_rows(form, (9, 1, 150), self.device, lse=self.gives_lse(form.need(self.device)))
         case.check(*case.run(self.backend("float32")))
+
+    @pytest.mark.parametrize("window", [1, 8, 200])
+    def test_encoder_with_window(self, window: int) -> None:
+        """Keys as far as a sliding window reaches, to both sides, and to whatever its tiles and blocks are."""
+        form = Form(kind="encoder", window=window)
+        self.require(form.need(self.device))
+        lse = self.gives_lse(form.need(self.device))
+        case = whole_rows(form, (5, 1, 17, 300, 8), self.device, padding=3, lse=lse)
+        case.check(*case.run(self.backend("float32")))
+
+    def test_encoder_with_window_is_blind_beyond(self) -> None:
+        """What stands farther away in its own row has no effect on a token, NaN included."""
+        form = Form(kind="encoder", window=6)
+        self.require(form.need(self.device))
+        lse = self.gives_lse(form.need(self.device))
+        make = functools.partial(whole_rows, form, (5, 40, 150), self.device, padding=3, lse=lse)
+        check_unseen(make, self.backend("float32"), [(1, 0), (1, 20), (2, 149)])
 
     # -- everything at once ------------------------------------------------------------------------------------------
     def test_ragged_batches(self) -> None:

@@ -37,7 +37,7 @@ class ParitySuite(ModelSuite):
         Of a token, a short prompt, and one as long as the description promises."""
         oracle, length = self.reference(), length or min(self.description().max_model_len, 320)
         ids, types = self.ids(length, seed=1), self.types(length)
-        self.near_to(oracle(ids, types, self.read()), self.pooled(self.alone(ids, types)))
+        self.near_to(oracle(ids, types, self.read()), self.session().pooled(ids, types))
 
     def test_variants_of_the_config(self) -> None:
         """Another activation, a flag the other way, a number more or less: computed as transformers computes it, or
@@ -64,7 +64,7 @@ class ParitySuite(ModelSuite):
             expected = Oracle(name, config, like=reference)(ids, encoder=self.read())
             reasons = self._reasons(config)
             assert not reasons, f"{what}: {'; '.join(reasons)}"
-            self.near_to(expected, self.pooled(self._session(self.described().describe(config), reference).whole(ids)))
+            self.near_to(expected, self._session(self.described().describe(config), reference).pooled(ids))
 
     def _fault(self, config: dict[str, Any]) -> str:
         """What is wrong with the model of a variant; "" where it is refused, or right, or not known to transformers."""
@@ -95,9 +95,8 @@ class ParitySuite(ModelSuite):
         """How the answers differ; "" where they do not, or where the model is refused as it is built or loaded."""
         ids = self.ids(min(12, description.max_model_len))
         try:
-            self.near_to(
-                oracle(ids, encoder=self.read(description)), self.pooled(self._session(description, oracle).whole(ids))
-            )
+            expected = oracle(ids, encoder=self.read(description))
+            self.near_to(expected, self._session(description, oracle).pooled(ids))
         except EngineError:
             return ""
         except Exception as error:

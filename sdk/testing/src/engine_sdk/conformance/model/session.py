@@ -180,6 +180,16 @@ class Session:
         self.layers.release(request)
         return found
 
+    def pooled(self, ids: Sequence[int], types: Sequence[int] | None = None) -> torch.Tensor:
+        """The same, as transformers gives it: a classifier's labels are those of the pooled hidden state."""
+        request, pooler = Request(), self.description.pooler
+        hidden = self.forward(self.state([Part(request, ids, types)]))
+        self.layers.release(request)
+        if pooler.num_labels and not pooler.token_labels:
+            of_type = {"last": hidden[-1:], "cls": hidden[:1], "mean": hidden.mean(dim=0, keepdim=True)}
+            hidden = of_type[pooler.pooling_type]
+        return self.heads(hidden).double().cpu()
+
 
 def every_layer(layers: Iterable[Any], state: State) -> Iterator[Any]:
     """The plain walk."""

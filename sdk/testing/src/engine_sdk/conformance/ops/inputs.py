@@ -17,15 +17,15 @@ class InputOperations(OpsSubject):
     """`prepare_inputs`."""
 
     @pytest.mark.parametrize("padding", [0, 3])
-    @pytest.mark.parametrize("lengths", [(1, 1, 1), (1, 4, 7), (9,), (1,)], ids=str)
+    @pytest.mark.parametrize("lengths", [(1, 1, 1), (1, 4, 7), (9,), (1,), (1, 4, 0, 0)], ids=str)
     def test_prepare_inputs(self, lengths: tuple[int, ...], padding: int) -> None:
         """Tokens, positions, block tables and slot mappings from the tables of the slots; padding is token 0 at
-        position 0, in slot 0 of the null page."""
+        position 0, in slot 0 of the null page. Rows of no tokens end a captured step."""
         prepare, random = self.operation("prepare_inputs", "float32"), np.random.default_rng(len(lengths))
         rows, slots, total = len(lengths), 5, sum(lengths) + padding
         tokens = random.integers(0, 100, (slots, 41), dtype=np.int32)
         blocks = [random.integers(1, 50, (slots, 40 // size + 1), dtype=np.int32) for size in SIZES]
-        computed = random.integers(0, 30, rows).astype(np.int32)
+        computed = random.integers(0, 30, rows).astype(np.int32) * (np.array(lengths, np.int32) > 0)
         slot_of_row = random.permutation(slots)[:rows].astype(np.int32)
 
         def filled(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
 from engine.plugin import Registry, load_body
 from engine.plugin.choosing import ranked
+from engine_kit.few_rows import AroundMatrix
 from engine_sdk.conformance.base import check_methods
 from engine_sdk.conformance.ops.adapters import AdapterOperations
 from engine_sdk.conformance.ops.captured import CapturedOperations
@@ -20,7 +24,7 @@ from engine_sdk.conformance.ops.invariant import InvariantOperations
 from engine_sdk.conformance.ops.layers import LayerOperations
 from engine_sdk.conformance.ops.sampling import SamplingOperations
 from engine_sdk.conformance.ops.states import StateOperations
-from engine_sdk.conformance.ops.subject import DTYPES
+from engine_sdk.conformance.ops.subject import DTYPES, plain
 from engine_sdk.conformance.timing import median_seconds
 
 
@@ -72,6 +76,44 @@ class OpsConformance(
     def serves(cls, operation: str, dtype: str) -> bool:
         """Whether the card takes this operation."""
         return not cls.subject().reasons(OpsNeed(operation=operation, dtype=dtype, device=cls.device))
+
+
+class OpsAround:
+    """Mixed in before the suite: of a driver whose matrices are an `engine_kit.few_rows.AroundMatrix`."""
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_around_a_matrix(self: Any, dtype: str, bias: bool) -> None:
+        """The norm before, the activation or the sum behind, of all numbers of rows that fit, some by at least one
+        matrix; what is given stays as it is, and may be a view."""
+        pack, eps, fitting = self.operation("pack_linear", dtype), 0.3, set()
+        for outputs, inputs in [(6, 31), (38, 96)]:
+            weight, norm = self.tensor(outputs, inputs, dtype=dtype, seed=1), self.tensor(inputs, dtype=dtype, seed=2)
+            added = self.tensor(outputs, dtype=dtype, seed=3) if bias else None
+            packed = pack(weight.clone(), None if added is None else added.clone())
+            assert isinstance(packed, AroundMatrix), f"{type(packed).__name__} is none"
+            for rows, normed in itertools.product(range(1, 10), (True, False)):
+                if not packed.fits(rows, normed):
+                    continue
+                fitting.add(normed)
+                x = self.tensor(rows, inputs + 8, dtype=dtype, seed=4)[:, 8:]
+                residual = self.tensor(rows, outputs + 2, dtype=dtype, seed=5)[:, 2:]
+                before = x.clone(), residual.clone()
+                wide = plain(x)
+                if normed:
+                    wide = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps) * plain(norm)
+                y = wide @ plain(weight).T + (0 if added is None else plain(added))
+                terms = 1 + np.abs(wide) @ np.abs(plain(weight)).T * (1 if dtype in ("float64", "float32") else 0.5)
+                if normed:
+                    self.check(packed.normed(x, norm, eps, False), y, dtype, terms)
+                    (gate, up), (gates, ups) = np.split(y, 2, axis=1), np.split(terms, 2, axis=1)
+                    self.check(packed.normed(x, norm, eps, True), gate / (1 + np.exp(-gate)) * up, dtype, gates * ups)
+                else:
+                    found = packed.added(x, residual)
+                    self.check(found, y + plain(residual), dtype, terms)
+                    assert found.untyped_storage().data_ptr() != residual.untyped_storage().data_ptr()
+                assert torch.equal(x, before[0]) and torch.equal(residual, before[1]), "what was given has changed"
+        assert fitting == {True, False}, "no number of rows fits"
 
 
 class OpsThorough:
