@@ -235,14 +235,14 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     split_layers(parallel, model.num_layers)
 
     drafts_need = {"": DrafterNeed(dtype=dtype, device=device.device, framework=device.framework)}
-    drafter = choices.choose(points.DRAFTER, drafts_need)
-    if not drafter:
+    if not (drafter := choices.choose(points.DRAFTER, drafts_need)):
         choices.idle[points.DRAFTER.name] = drafts_need
     described = msgspec.structs.replace(model, max_model_len=max_model_len)
     target = Target(checkpoint, files, implementation.card, described, need)
     drafts = resolve_drafts(registry, drafter[0], target) if drafter else []
-    invariant = config.batch_invariant
-    asked = AdapterNeed(dtype=dtype, device=device.device, framework=device.framework, batch_invariant=invariant)
+    asked = AdapterNeed(
+        dtype=dtype, device=device.device, framework=need.framework, batch_invariant=need.batch_invariant
+    )
     if not (adapters := choices.choose(points.ADAPTER, {"": asked})):
         choices.idle[points.ADAPTER.name] = {"": asked}
     if drafts and (memory := platform.card.memory()) is not None:

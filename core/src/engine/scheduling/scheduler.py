@@ -60,8 +60,7 @@ class Scheduler:
         swapping: where preempted requests leave their pages; None: they are computed again.
         connectors: all of them, that of `swapping` too.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
-        gates: what else new requests wait for.
-        adapters: the gate of those that have one.
+        gates: what else new requests wait for; adapters: the gate of those that have one.
         blame: names the driver that an error is about.
         jump_forward: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.

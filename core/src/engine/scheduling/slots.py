@@ -64,8 +64,7 @@ class Request:
         token_ids: int32 [n]; all tokens known when it last was without a slot. In a slot, the slot's arrays hold them.
         slot: -1 where it has none.
         hashes: of its full blocks, as far as they were needed.
-        lora_id: see `engine.kv.hashing.root_hash`.
-        place: see `engine.interfaces.adapter.Adapted`.
+        lora_id: see `engine.kv.hashing.root_hash`; place: see `engine.interfaces.adapter.Adapted`.
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `SlotTable.now()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.

@@ -22,7 +22,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
     """A request that enters a slot in this step: new, or resumed after preemption.
 
     Args:
-        slot: its place, 0 <= slot < max_num_seqs.
+        slot: its place, 0 <= slot < max_num_seqs. adapter: the place of its adapter, from 1; 0: it has none.
         request_id: for logs and hooks only.
         token_ids: int32 [n]; all tokens known so far, prompt first.
         num_prompt_tokens: how many of them are prompt (penalties tell the two apart).
@@ -31,7 +31,6 @@ class NewSlot(msgspec.Struct, kw_only=True):
         pooling: for a request that draws nothing and whose hidden states are pooled; None for one that generates.
         cache_salt: requests with different salts share no cached pages, and nothing that is learned from their tokens.
         encoder: what its decoder's layers see beside its tokens; None but for encoder-decoder models.
-        adapter: the place where its adapter lies, from 1; 0: it has none.
     """
 
     slot: int

@@ -14,13 +14,8 @@ from engine.types.retention import KVRetention
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the model's weights, for requests that name it.
-
-    Args:
-        name: for people, and of a server's model.
-        path: the folder with its files, as the cores and workers find it.
-        revision: another where the files hold something else.
-    """
+    """A change of the model's weights, for requests that name it: the folder with its files, as workers find it, and a
+    revision, which is another where these hold something else."""
 
     name: str
     path: str
@@ -68,8 +63,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         kv_transfer: for connectors that move keys and values between engines: what the client sent as
             `kv_transfer_params`.
         kv_retention: what becomes of its cached pages; several with `tokens` retain several beginnings.
-        encoder: of an encoder-decoder model, whose decoder the prompt is for; else None.
-        adapter: that computes it; None: the model alone.
+        encoder: of an encoder-decoder model, whose decoder the prompt is for; else None. adapter: that computes it.
     """
 
     request_id: str
