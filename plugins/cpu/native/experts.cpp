@@ -76,13 +76,16 @@ std::size_t experts_scratch_bytes(const Layout& first, const Layout& last, std::
 
 void experts(const Kernels& kernels, const Experts& a, int threads) {
     if (!a.rows) return;
-    const std::size_t item = size_of(a.dtype), hidden = a.first.layout.inputs, inner = a.last.layout.inputs;
-    const std::size_t outputs = a.last.layout.outputs, all = a.rows * a.per_token;
+    const std::size_t item = size_of(a.dtype), hidden = a.first.layout.inputs, outputs = a.last.layout.outputs;
+    // of the last projection's rows: it may read some inputs twice, by its order
+    const std::size_t inner = a.act.gated ? a.first.layout.outputs / 2 : a.first.layout.outputs;
+    const std::size_t all = a.rows * a.per_token;
     const Scratch at(a.first.layout, a.last.layout, a.experts, a.rows, a.per_token, item);
     auto* scratch = static_cast<std::uint8_t*>(a.scratch);
     const auto ints = [scratch](std::size_t offset) { return reinterpret_cast<std::int32_t*>(scratch + offset); };
     const Sorted sorted{ints(at.starts), ints(at.tokens), ints(at.places)};
     sort(a, sorted);
+    const auto begin_of = [&](std::size_t expert) { return static_cast<std::size_t>(sorted.starts[expert]); };
     const auto gather = [&](std::size_t begin, std::size_t rows) {
         const std::size_t bytes = hidden * item;
         parallel_for(threads, rows, PIECE / (bytes + 1) + 1, [&](std::size_t first, std::size_t last) {
@@ -102,41 +105,42 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
         act.out = scratch + at.acted;
         kernels.gated_act(a.dtype, act, threads);
     };
-    // Those of one expert: rows [row, row + rows) of what lies at x and out.
-    const auto product = [&](const ExpertMatrices& by, std::size_t expert, std::size_t x, std::size_t out, std::size_t row,
-                             std::size_t rows, std::size_t room) -> Packed {
+    // An expert's, of rows of so many elements that lie at x.
+    const auto product = [&](const ExpertMatrices& by, std::size_t expert, std::size_t x, std::size_t width,
+                             std::size_t rows, std::size_t out, std::size_t room) {
         const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
-        return {by.layout, a.dtype, scratch + x + row * by.layout.inputs * item, by.layout.inputs, rows,
-                reinterpret_cast<const void*>(by.weights[expert]), of(by.scales), of(by.biases),
-                scratch + out + row * by.layout.outputs * item, scratch + at.packed + room};
+        Packed found{by.layout, a.dtype, scratch + x, width, rows, reinterpret_cast<const void*>(by.weights[expert]),
+                     of(by.scales), of(by.biases), scratch + out, scratch + room};
+        found.order = reinterpret_cast<const std::int32_t*>(by.orders[expert]);
+        return found;
     };
-    const auto end_of = [&](std::size_t expert) { return static_cast<std::size_t>(sorted.starts[expert + 1]); };
-    const auto begin_of = [&](std::size_t expert) { return static_cast<std::size_t>(sorted.starts[expert]); };
-    const auto at_once = [&](const ExpertMatrices& by, std::size_t x, std::size_t out) {
+    const auto at_once = [&](const ExpertMatrices& by, std::size_t x, std::size_t width, std::size_t out) {
         std::vector<Packed> products;
-        std::size_t room = 0;
-        for (std::size_t expert = 0; expert < a.experts; ++expert)
-            if (const std::size_t rows = end_of(expert) - begin_of(expert)) {
-                products.push_back(product(by, expert, x, out, begin_of(expert), rows, room));
-                room += (by.layout.scratch_bytes(rows) + 63) / 64 * 64;
-            }
+        std::size_t room = at.packed;
+        for (std::size_t expert = 0; expert < a.experts; ++expert) {
+            const std::size_t begin = begin_of(expert), rows = begin_of(expert + 1) - begin;
+            if (!rows) continue;
+            products.push_back(product(by, expert, x + begin * width * item, width, rows,
+                                       out + begin * by.layout.outputs * item, room));
+            room += (by.layout.scratch_bytes(rows) + 63) / 64 * 64;
+        }
         if (kernels.packed_all(products.data(), products.size(), threads)) return;
         for (const Packed& each : products) kernels.packed(each, threads);
     };
     if (all <= FEW) {
         gather(0, all);
-        at_once(a.first, at.gathered, at.inner);
+        at_once(a.first, at.gathered, hidden, at.inner);
         act(all);
-        at_once(a.last, at.acted, at.terms);
+        at_once(a.last, at.acted, inner, at.terms);
     } else {
         for (std::size_t expert = 0; expert < a.experts; ++expert)
-            for (std::size_t begin = begin_of(expert), end = end_of(expert); begin < end; begin += a.rows) {
+            for (std::size_t begin = begin_of(expert), end = begin_of(expert + 1); begin < end; begin += a.rows) {
                 const std::size_t rows = std::min(a.rows, end - begin);
                 gather(begin, rows);
-                kernels.packed(product(a.first, expert, at.gathered, at.inner, 0, rows, 0), threads);
+                kernels.packed(product(a.first, expert, at.gathered, hidden, rows, at.inner, at.packed), threads);
                 act(rows);
-                const std::size_t terms = at.terms + begin * outputs * item;
-                kernels.packed(product(a.last, expert, at.acted, terms, 0, rows, 0), threads);
+                kernels.packed(product(a.last, expert, at.acted, inner, rows, at.terms + begin * outputs * item, at.packed),
+                               threads);
             }
     }
     kernels.combine(a.dtype, {scratch + at.terms, sorted.places, a.weights, a.rows, a.per_token, outputs, a.out},

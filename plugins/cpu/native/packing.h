@@ -13,4 +13,10 @@ namespace engine_cpu {
 void pack(const Layout& layout, DType dtype, const void* weight, std::size_t stride, void* packed, float* scales,
           int threads);
 
+// Lays out codes that a checkpoint stores: codes [outputs, inputs], one byte each, of formats codes4 .. values8 and of int8
+// (whose scales stay where they are); scales [outputs, groups] of layout.scale; zeros [outputs, groups] of whole numbers.
+// All dense.
+void pack_codes(const Layout& layout, const std::uint8_t* codes, const void* scales, const std::uint8_t* zeros,
+                std::uint8_t* packed, int threads);
+
 }  // namespace engine_cpu

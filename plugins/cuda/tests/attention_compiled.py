@@ -11,7 +11,8 @@ from engine_cuda.attention_triton.items import AT_ONCE, COUNTS, FIELDS, ROWS, pl
 from engine_cuda.attention_triton.kernel import Form, attention_kernel
 from engine_cuda.attention_triton.plan import Division
 from engine_cuda.attention_triton.tiles import decode_tiles, prefill_tiles, target_of
-from engine_cuda.attention_triton.write import write_kernel
+from engine_cuda.attention_triton.write import rotated_write_kernel, write_kernel
+from engine_cuda.ops_triton.rotary import HEADS
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
 STRIDES = {
@@ -121,4 +122,21 @@ def write(where: str, dtype: str = "bf16", kv: str = "bf16", size: int = 128) ->
         {"HEAD_SIZE": size, "BLOCK_D": triton.next_power_of_2(size), "PAGE": 16, "BLOCK_T": 16,
          "DEPENDENT": where == "sm_90"},
         where, multiples_of_16=tuple(strides),
+    )  # fmt: skip
+
+
+def rotated_write(where: str, dtype: str = "bf16", kv: str = "bf16", norm: bool = True, half: int = 64) -> Case:
+    """The kernel that rotates queries and keys of 128 elements and stores keys and values."""
+    strides = dict.fromkeys(("q_strides", "k_strides", "v_strides"), ("i32",) * 2)
+    norms = (f"*{dtype}",) * 2 if norm else ("constexpr",) * 2
+    return Case(
+        rotated_write_kernel,
+        {"qkv": (f"*{dtype}",) * 3, "caches": (f"*{kv}",) * 2, "slot_mapping": "*i64", "norms": norms,
+         "positions": "*i64", "cos_sin": "*fp32", "heads": ("i32", "i32"), **strides, "cache_strides": ("i32",) * 3,
+         "q_programs": "i32", "eps": "fp32"},
+        {**({} if norm else {("norms", 0): None, ("norms", 1): None}),
+         "NORM": norm, "SIZE": 128, "HALF": half, "BLOCK": half, "REST": 128 - 2 * half or 1,
+         "BLOCK_D": 128, "PAGE": 16, "HEADS": HEADS,
+         "DEPENDENT": where == "sm_90"},
+        where, num_warps=2, multiples_of_16=(*strides, "cache_strides"),
     )  # fmt: skip

@@ -67,7 +67,7 @@ class Launches:
     @property
     def layers(self) -> list[list[str]]:
         """Those of each layer but the first and the last: between two writes to the cache, from one to the next."""
-        at = [place for place, name in enumerate(self.captured) if name == "write_kernel"]
+        at = [place for place, name in enumerate(self.captured) if name == "rotated_write_kernel"]
         return [self.captured[first:last] for first, last in pairwise(at)]
 
 

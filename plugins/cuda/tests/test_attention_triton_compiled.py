@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from attention_compiled import attention, plan, write
+from attention_compiled import attention, plan, rotated_write, write
 from compiled import Case, Compiled, compile_all
 
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
@@ -31,9 +31,9 @@ def compiled(cases: list[Case]) -> list[Compiled]:
 def test_what_serves_most_models():
     """Llama-3.1-8B's: tensor cores, and loads of 16 bytes that run ahead of the products by two tiles."""
     cases = [attention("sm_90", one=True), attention("sm_90", long=True), attention("gfx942", one=True)]
-    decode, prefill, rocm = compiled(
-        [*cases, plan("sm_90"), plan("sm_90", queries=1, ones=True), write("sm_90"), write("sm_90", kv="fp8e4nv")]
-    )[:3]
+    cases += [plan("sm_90"), plan("sm_90", queries=1, ones=True)]
+    cases += [kernel("sm_90", **how) for kernel in (write, rotated_write) for how in ({}, {"kv": "fp8e4nv"})]
+    decode, prefill, rocm = compiled([*cases, rotated_write("sm_90", norm=False)])[:3]
     assert "wgmma.mma_async" in prefill.assembly and "mma.sync" in decode.assembly and "v_mfma" in rocm.assembly
     for use in (decode, prefill):
         assert use.spilled == 0
@@ -70,5 +70,6 @@ def test_every_form_of_layer(target):
             (1, {"encoder": True, "size": 64, "long": True}), (1, {"encoder": True, "size": 64}),
         )
     ]  # fmt: skip
-    cases += [plan(target), plan(target, tree=True)]
+    cases += [plan(target), plan(target, tree=True), rotated_write(target), rotated_write(target, half=16)]
+    cases += [rotated_write(target, "fp32", "bf16", norm=False, half=32)]
     compiled([*cases, plan(target, cached=False, queries=128, ones=True), write(target, "fp16", "fp16")])

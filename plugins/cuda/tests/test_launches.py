@@ -10,10 +10,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from launches import Launches, MetaWorker, noted
 
 LAYER = [
-    *("write_kernel", "attention_kernel", "linear", "add_rms_norm_kernel", "linear", "silu_mul_kernel", "linear"),
-    *("add_rms_norm_kernel", "linear"),
+    *("rotated_write_kernel", "attention_kernel", "linear", "add_rms_norm_kernel", "linear", "silu_mul_kernel"),
+    *("linear", "add_rms_norm_kernel", "linear"),
 ]
-"""From a layer's write to the next layer's, but for what lies between the projection and the write."""
+"""From a layer's write to the next layer's: nine, of which the write norms and rotates queries and keys."""
 
 
 def greedy_step(model: str, rows: int = 2, pages: bool = False, gemv: bool = False) -> Launches:
@@ -24,16 +24,14 @@ def greedy_step(model: str, rows: int = 2, pages: bool = False, gemv: bool = Fal
         return worker.step(pages)
 
 
-@pytest.mark.parametrize(
-    ("model", "turn"), [("dummy:0.6B,layers=4", "qk_norm_rope_kernel"), ("dummy:llama-8B,layers=4", "rope_kernel")]
-)
-def test_a_layer(model: str, turn: str) -> None:
+@pytest.mark.parametrize("model", ["dummy:0.6B,layers=4", "dummy:llama-8B,layers=4"])
+def test_a_layer(model: str) -> None:
     """Four products, and what cannot be part of them; nothing is copied, converted or made dense between them."""
     launches = greedy_step(model)
-    assert launches.layers == [[*LAYER, turn]] * 3
-    before = launches.captured[: launches.captured.index("write_kernel")]
-    assert before == ["gather_kernel", "rms_norm_kernel", "linear", turn]
-    last = len(launches.captured) - 1 - launches.captured[::-1].index("write_kernel")
+    assert launches.layers == [LAYER] * 3
+    before = launches.captured[: launches.captured.index("rotated_write_kernel")]
+    assert before == ["gather_kernel", "rms_norm_kernel", "linear"]
+    last = len(launches.captured) - 1 - launches.captured[::-1].index("rotated_write_kernel")
     assert launches.captured[last:] == [*LAYER, "zeros", "check_kernel"]
 
 
@@ -42,13 +40,13 @@ def test_a_layer_of_few_rows(rows: int, fused: bool) -> None:
     """Up to four rows the products take in norms, sums and the activation; the final norm and the head are alone."""
     launches = greedy_step("dummy:0.6B,layers=4", rows, gemv=True)
     if not fused:
-        assert launches.layers == [[*LAYER, "qk_norm_rope_kernel"]] * 3
+        assert launches.layers == [LAYER] * 3
         return
     product = "few_rows_kernel"
-    layer = ["write_kernel", "attention_kernel", product, product, product, product, "qk_norm_rope_kernel"]
+    layer = ["rotated_write_kernel", "attention_kernel", product, product, product, product]
     assert launches.layers == [layer] * 3
-    assert launches.captured[:3] == ["gather_kernel", product, "qk_norm_rope_kernel"]
-    last = len(launches.captured) - 1 - launches.captured[::-1].index("write_kernel")
+    assert launches.captured[:3] == ["gather_kernel", product, "rotated_write_kernel"]
+    last = len(launches.captured) - 1 - launches.captured[::-1].index("rotated_write_kernel")
     assert launches.captured[last:] == [*layer[:5], "rms_norm_kernel", product, "zeros", "check_kernel"]
 
 

@@ -517,6 +517,45 @@ class LatentWeighsByNothing(PlainLatent):
                 out[token] += (vector * 0).to(out.dtype)
 
 
+class Rotates(Plain):
+    """right: queries and keys are rotated where keys are written"""
+
+    def write_rotated(self, layer: Any, q: Any, k: Any, v: Any, rotation: Any, cache: Any, plan: Any) -> Any:
+        q, k = (self.rotated(x, rotation, place) for place, x in enumerate((q, k)))
+        self.write(layer, k, v, cache, plan)
+        return q, k
+
+    def rotated(self, x: torch.Tensor, rotation: Any, place: int) -> torch.Tensor:
+        wide, (cos, sin) = x.double(), rotation.cos_sin[rotation.positions].double().unsqueeze(1).chunk(2, dim=-1)
+        if rotation.norms:
+            wide = wide / (wide.square().mean(-1, keepdim=True) + rotation.eps).sqrt() * rotation.norms[place].double()
+        half = cos.shape[-1]
+        first, second, rest = wide.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x.dtype)
+
+
+class RotatesQueriesAlone(Rotates):
+    """where keys are written queries are rotated, and keys stay as they are"""
+
+    def rotated(self, x: torch.Tensor, rotation: Any, place: int) -> torch.Tensor:
+        return x if place else super().rotated(x, rotation, place)
+
+
+class OneNormForBoth(Rotates):
+    """where keys are rotated they are normed by the queries' weight"""
+
+    def rotated(self, x: torch.Tensor, rotation: Any, place: int) -> torch.Tensor:
+        return super().rotated(x, rotation, 0)
+
+
+class DropsTheRest(Rotates):
+    """where keys are rotated, what is not rotated of a head is not normed either"""
+
+    def rotated(self, x: torch.Tensor, rotation: Any, place: int) -> torch.Tensor:
+        size, found = rotation.cos_sin.shape[1], super().rotated(x, rotation, place)
+        return torch.cat([found[..., :size], x[..., size:]], dim=-1)
+
+
 LATENT = [
     LatentWithoutPositions,
     LatentValuesFromTheEnd,
@@ -536,7 +575,8 @@ MUTANTS = [
     NoWindowOfEncoders, TwoSidedOffByOne, WeighsBeyondTheWindow, AssumesDense, NoSinks, ScaledSinks,
     NoSlopes, SlopesToOneSide, NoRelativeBias, BiasMirrored, BiasEnds, CrossIsCausal,
     KeepsTwoBits, ReadsInOrder, SeesSiblings, ParentOffByOne, ForgetsTheFurthestNode,
-    WindowCountsSiblings, SlopesCountSiblings, MovesInTurn, MovesKeysAlone, LooksBesideTheRow, ServesEverything,
+    WindowCountsSiblings, SlopesCountSiblings, RotatesQueriesAlone, OneNormForBoth, DropsTheRest,
+    MovesInTurn, MovesKeysAlone, LooksBesideTheRow, ServesEverything,
     Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip
 

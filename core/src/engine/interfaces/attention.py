@@ -4,7 +4,8 @@ The body of a driver is an `AttentionBackend` (below); of one that serves layers
 vector a token, a `LatentAttentionBackend` (`latent_attention.py`). Cards, needs, batches and layers are the same.
 
 Minor version 1 made `lse` a feature, which a driver may refuse; 2 added `read`; 3 the feature "tree", with `move`; 4
-the kind "cross", and the feature "relative_bias"; 5 `AttentionBatch.any_rows`; 6 the feature "two_sided".
+the kind "cross", and the feature "relative_bias"; 5 `AttentionBatch.any_rows`; 6 the feature "two_sided"; 7
+`write_rotated`, which a driver need not have.
 """
 
 from __future__ import annotations
@@ -210,6 +211,22 @@ class AttentionBatch:
     any_rows: bool = False
 
 
+class Rotation(NamedTuple):
+    """What becomes of a step's queries and keys before they are used.
+
+    Args:
+        positions: int64 [T].
+        cos_sin: float32 or float64 [max_position, rotary_dim], see `engine.interfaces.ops.Ops.rope`.
+        norms: weights [head_size] of the norms of queries' heads and of keys', which come first; empty: there are none.
+        eps: of the norms.
+    """
+
+    positions: torch.Tensor
+    cos_sin: torch.Tensor
+    norms: tuple[torch.Tensor, ...] = ()
+    eps: float = 0.0
+
+
 class AttentionBackend(Protocol):
     """Attention at work, one body for each kind of layer. Built with a `WorkerContext`."""
 
@@ -235,6 +252,22 @@ class AttentionBackend(Protocol):
         They may hold NaN and infinities, which must not reach queries that do not see them (see `forward`). Where a
         kernel multiplies what is not seen by 0, a value that is not finite is best stored as zeros, and its key as NaN:
         the score of a key that is not seen is overwritten.
+        """
+
+    def write_rotated(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotation: Rotation,
+        cache: LayerCache,
+        plan: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`write` of the keys that the operation `rope` makes of q [T, num_q_heads, head_size] and k, or `qk_norm_rope`
+        where there are norms: in one launch instead of two. Who has no such method is spared it.
+
+        Returns what `forward` is to be given as q and k: perhaps in the memory of q and k, which nobody reads again.
         """
 
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -121,7 +121,8 @@ class LayerIterator(Protocol):
 
 
 class PagedAttention(Protocol):
-    """One layer's attention with its cache (if it keeps one), in the runner's hands."""
+    """One layer's attention with its cache (if it keeps one), in the runner's hands. Where it has the attribute
+    `rotates`, and that is true, it takes a `engine.interfaces.attention.Rotation` as fourth argument."""
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] (rotated) -> [T, Hq * D]; stores k and v first."""

@@ -7,10 +7,11 @@ give zeros, and the sum goes round), and logits are gathered on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from engine.interfaces.attention import Rotation
 from engine.interfaces.model import ModelContext
 from engine.interfaces.quantization import stored_form
 from engine.modeling.linear import Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
@@ -194,6 +195,10 @@ class Rotary:
         """The same, of queries and keys whose heads are normed first; both norms have one eps."""
         return self._ops.qk_norm_rope(q, k, q_norm.weight, k_norm.weight, q_norm.eps, positions, self.cos_sin)
 
+    def rotation(self, positions: torch.Tensor, norms: Sequence[RMSNorm] = ()) -> Rotation:
+        """The same for attention that rotates by itself; of several norms `eps` is one."""
+        return Rotation(positions, self.cos_sin, tuple(norm.weight for norm in norms), norms[0].eps if norms else 0.0)
+
 
 class GatedMLP(Module):
     """down(act(gate(x)) * up(x)) (SwiGLU and GEGLU, Shazeer 2020).
@@ -276,7 +281,8 @@ class Attention(Module):
         self.norms = norms
         self.rotary = rotary
         scale = head_size**-0.5 if scale is None else scale
-        self.attend = context.attention(index, scale, sinks=sinks, alibi_slopes=alibi_slopes)
+        self.attend: Any = context.attention(index, scale, sinks=sinks, alibi_slopes=alibi_slopes)
+        self._rotates: bool = getattr(self.attend, "rotates", False)
         self.o = RowParallelLinear(context, num_q_heads * head_size, hidden_size, f"{name}.{out}", o_bias)
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -285,11 +291,13 @@ class Attention(Module):
 
     def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What lies between the projections: q, k, v [T, heads, head_size] -> [T, num_q_heads * head_size]."""
-        if self.norms is not None:
-            q_norm, k_norm = self.norms
-            if self.rotary is not None and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
-                return self.attend(*self.rotary.normed(q, k, q_norm, k_norm, positions), v)
-            q, k = q_norm(q), k_norm(k)
-        if self.rotary is not None:
-            q, k = self.rotary(q, k, positions)
-        return self.attend(q, k, v)
+        norms: Any = self.norms or ()
+        if norms and (self.rotary is None or not all(isinstance(norm, RMSNorm) for norm in norms)):
+            q, k, norms = norms[0](q), norms[1](k), ()
+        rotation: tuple[Rotation, ...] = ()
+        if self.rotary is not None and self._rotates:
+            rotation = (self.rotary.rotation(positions, norms),)
+        elif self.rotary is not None:
+            q, k = self.rotary.normed(q, k, norms[0], norms[1], positions) if norms else self.rotary(q, k, positions)
+        found: torch.Tensor = self.attend(q, k, v, *rotation)
+        return found

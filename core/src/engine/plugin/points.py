@@ -227,7 +227,7 @@ ATTENTION: Point[AttentionCard, tuple[AttentionNeed, ...]] = Point(
     "AttentionCard",
     "per_kind",
     "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
-    minor=6,
+    minor=7,
     kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
 )
 COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(

@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
-from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
+from engine.interfaces.attention import (
+    AttentionBatch,
+    AttentionLayer,
+    AttentionNeed,
+    CaptureLevel,
+    LayerCache,
+    Rotation,
+)
 from engine.types.errors import ContractError
 from engine.types.kv import KVGroup, KVLayout
 from engine.types.model import KVSpec
@@ -26,12 +33,14 @@ class LayerAttention:
 
     Attributes:
         layer: which it is.
+        rotates: its driver rotates queries and keys where it writes.
     """
 
-    __slots__ = ("_backend", "_cache", "_plans", "layer")
+    __slots__ = ("_backend", "_cache", "_plans", "layer", "rotates")
 
     def __init__(self, layer: AttentionLayer, backend: Any, plans: list[Any]) -> None:
         self.layer = layer
+        self.rotates = layer.group.kind != "encoder" and hasattr(backend, "write_rotated")
         self._backend = backend
         self._plans = plans
         self._cache: Any = None
@@ -53,10 +62,15 @@ class LayerAttention:
         """What was stored at slots goes to others: see `engine.interfaces.attention.AttentionBackend.move`."""
         self._backend.move(self.layer.group, self._cache, source, destination)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation | None = None
+    ) -> torch.Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq * D]."""
         cache, plan = self._cache, self._plans[self.layer.group.index]
-        self._backend.write(self.layer, k, v, cache, plan)
+        if rotation is None:
+            self._backend.write(self.layer, k, v, cache, plan)
+        else:
+            q, k = self._backend.write_rotated(self.layer, q, k, v, rotation, cache, plan)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self._backend.forward(self.layer, q, k, v, cache, plan, out)
         return out.view(len(q), -1)
@@ -67,7 +81,9 @@ class EncoderAttention(LayerAttention):
 
     __slots__ = ()
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(  # type: ignore[override]
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq * D]."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         nothing = LayerCache(k[:0], v[:0])

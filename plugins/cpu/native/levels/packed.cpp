@@ -186,6 +186,8 @@ void packed(const Packed& arguments, int threads) {
             return int8(arguments, threads);
         case Format::int4:
             return int4(arguments, threads);
+        default:
+            return codes(arguments, threads);
     }
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine_cuda.interpreter_shim import to_e4m3
+
 
 @triton.jit
 def stored(keys, values, DTYPE: tl.constexpr):
@@ -15,11 +17,12 @@ def stored(keys, values, DTYPE: tl.constexpr):
     that a query does not see by 0, and 0 * NaN is NaN, but their scores it overwrites. Who sees the key still gets NaN.
     """
     if DTYPE.is_fp8():
-        if values.dtype != DTYPE:
-            keys = tl.clamp(keys.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(DTYPE)
-            values = tl.clamp(values.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(DTYPE)
         # In codes, whose seven lower bits are all set in a NaN: Triton's interpreter makes no NaN of 8 bits.
-        keys, values = keys.to(tl.uint8, bitcast=True), values.to(tl.uint8, bitcast=True)
+        if values.dtype != DTYPE:
+            keys = to_e4m3(tl.clamp(keys.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL))
+            values = to_e4m3(tl.clamp(values.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL))
+        else:
+            keys, values = keys.to(tl.uint8, bitcast=True), values.to(tl.uint8, bitcast=True)
         broken = tl.max(((values & 127) == 127).to(tl.int32), 1)[:, None] > 0
         keys = tl.where(broken, 127, keys).to(tl.uint8).to(DTYPE, bitcast=True)
         values = tl.where(broken, 0, values).to(tl.uint8).to(DTYPE, bitcast=True)

@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import triton
 
-from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
+from engine.interfaces.attention import (
+    AttentionBatch,
+    AttentionLayer,
+    AttentionNeed,
+    CaptureLevel,
+    LayerCache,
+    Rotation,
+)
 from engine.types.kv import KVGroup
 from engine_cuda.attention_triton.kernel import LOG2E, Form, attention_kernel
 from engine_cuda.attention_triton.plan import Division, TritonPlan, WorkList
 from engine_cuda.attention_triton.tiles import Target, decode_tiles, prefill_tiles, target_of
-from engine_cuda.attention_triton.write import store
+from engine_cuda.attention_triton.write import store, store_rotated
 from engine_cuda.dependents import depends
 from engine_cuda.interpreter import interpreted
 from engine_cuda.interpreter_shim import PROCESSORS, widens, written_for
@@ -88,6 +95,20 @@ class TritonAttentionBody:
         What fp8 cannot hold becomes its largest number.
         """
         store(k, v, cache, plan.batch.slot_mapping, self._interpreted, self._dependent)
+
+    def write_rotated(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotation: Rotation,
+        cache: LayerCache,
+        plan: TritonPlan,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `engine.interfaces.attention.AttentionBackend.write_rotated`. Rotates q in place; keys are read from the
+        cache alone, and stay as they are where they were given."""
+        return store_rotated(q, k, v, rotation, cache, plan.batch.slot_mapping, self._dependent), k
 
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `engine.interfaces.attention.AttentionBackend.read`."""

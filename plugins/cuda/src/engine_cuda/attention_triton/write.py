@@ -9,10 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.interfaces.attention import LayerCache
+from engine.interfaces.attention import LayerCache, Rotation
 from engine_cuda.attention_storing import stored
 from engine_cuda.interpreter_shim import rounded
-from engine_cuda.ops_triton.launching import start_dependent
+from engine_cuda.ops_triton.launching import power_of_2, start_dependent
+from engine_cuda.ops_triton.rotary import HEADS, angles_of, heads_of, turn
 
 WRITTEN = 16
 """Tokens that one program writes."""
@@ -76,3 +77,78 @@ def write_kernel(
     keys, values = stored(keys, values, k_cache.dtype.element_ty)
     tl.store(k_cache + offs[:, None] + offs_d[None], keys, mask=mask)
     tl.store(v_cache + offs[:, None] + offs_d[None], values, mask=mask)
+
+
+def store_rotated(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotation: Rotation,
+    cache: LayerCache,
+    slot_mapping: torch.Tensor,
+    dependent: Mapping[str, bool] = MappingProxyType({}),
+) -> torch.Tensor:
+    """Rotate q [T, Hq, D] in place, and store k, rotated, and v [T, H, D] as `store` does. Returns q."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    size, half = q.shape[2], rotation.cos_sin.shape[1] // 2
+    q_programs, k_programs = (triton.cdiv(x.shape[1], HEADS) for x in (q, k))
+    if len(q):
+        rotated_write_kernel[(len(q), q_programs + k_programs)](
+            (q, k, v), (cache.k, cache.v), slot_mapping, rotation.norms or (None, None), rotation.positions,
+            rotation.cos_sin, (q.shape[1], k.shape[1]), q.stride()[:2], k.stride()[:2], v.stride()[:2],
+            cache.k.stride()[:3], q_programs, rotation.eps, bool(rotation.norms), size, half, power_of_2(half),
+            power_of_2(size - 2 * half), max(16, power_of_2(size)), cache.k.shape[2], HEADS,
+            bool(dependent), num_warps=max(1, power_of_2(half) * HEADS // 256), **dependent,
+        )  # fmt: skip
+    return q
+
+
+@triton.jit
+def rotated_write_kernel(
+    qkv, caches, slot_mapping, norms, positions, cos_sin, heads, q_strides, k_strides, v_strides, cache_strides,
+    q_programs, eps, NORM: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    REST: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """What `rope_kernel` or `qk_norm_rope_kernel` does, and then `write_kernel`. Grid: (T, programs of the query heads,
+    then of the KV heads).
+
+    qkv: (q, k, v). heads: how many q has, and k. *_strides: of tokens, of heads. norms: weights of q's norm and of k's,
+    or None.
+    """
+    start_dependent(DEPENDENT)
+    q, k, v = qkv
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    angles = angles_of(positions, cos_sin, token, HALF, BLOCK)
+    if part < q_programs:
+        q += token * q_strides[0]
+        turn(q, norms[0], part, heads[0], q_strides[1], angles, eps, NORM, SIZE, HALF, BLOCK, REST, HEADS)
+    else:
+        part -= q_programs
+        k += token * k_strides[0]
+        first, second, rest = heads_of(
+            k, norms[1], part, heads[1], k_strides[1], eps, NORM, SIZE, HALF, BLOCK, REST, HEADS
+        )
+        cos, sin = angles
+        turned = first * cos[None] - second * sin[None]
+        second = second * cos[None] + first * sin[None]
+        offs_h = part * HEADS + tl.arange(0, HEADS)
+        offs_v = tl.arange(0, BLOCK_D)
+        mask_h = (offs_h < heads[1])[:, None]
+        mask_v = mask_h & (offs_v < SIZE)[None]
+        v_ptrs = v + token * v_strides[0] + offs_h[:, None] * v_strides[1]
+        values = tl.load(v_ptrs + offs_v[None], mask=mask_v, other=0.0)
+        slot = tl.load(slot_mapping + token)
+        offs = slot // PAGE * cache_strides[0] + slot % PAGE * cache_strides[2] + offs_h[:, None] * cache_strides[1]
+        offs_d = tl.arange(0, BLOCK)
+        mask = mask_h & (offs_d < HALF)[None]
+        dtype = k.dtype.element_ty
+        turned, kept = stored(turned.to(dtype), values, caches[0].dtype.element_ty)
+        second, kept = stored(second.to(dtype), values, caches[0].dtype.element_ty)
+        tl.store(caches[0] + offs + offs_d[None], turned, mask=mask)
+        tl.store(caches[0] + offs + HALF + offs_d[None], second, mask=mask)
+        if SIZE > 2 * HALF:
+            offs_r = 2 * HALF + tl.arange(0, REST)
+            rest, kept = stored(rest.to(dtype), values, caches[0].dtype.element_ty)
+            tl.store(caches[0] + offs + offs_r[None], rest, mask=mask_h & (offs_r < SIZE)[None])
+        tl.store(caches[1] + offs + offs_v[None], kept, mask=mask_v)

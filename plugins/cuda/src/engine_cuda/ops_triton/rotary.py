@@ -15,7 +15,7 @@ HEADS = 8
 
 
 @triton.jit
-def _angles(positions, cos_sin, token, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def angles_of(positions, cos_sin, token, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """(cosines, sines) [BLOCK] of a token's position."""
     offs_d = tl.arange(0, BLOCK)
     ptrs = cos_sin + tl.load(positions + token) * (2 * HALF) + offs_d
@@ -25,17 +25,59 @@ def _angles(positions, cos_sin, token, HALF: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _rotate(x, part, heads, stride, angles, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
-    """Rotate the pairs (i, i + HALF) of HEADS heads of one token. stride: of heads."""
-    cos, sin = angles
+def heads_of(
+    x, weight, part, heads, stride, eps, NORM: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr,
+    BLOCK: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """(elements i, elements i + HALF, those behind 2 * HALF) of HEADS heads of one token, of SIZE elements each, in
+    float32; with NORM normed first, and rounded where that operation rounds. stride: of heads."""
     offs_d = tl.arange(0, BLOCK)
     offs_h = part * HEADS + tl.arange(0, HEADS)
-    mask = (offs_h < heads)[:, None] & (offs_d < HALF)[None]
-    ptrs = x + offs_h[:, None] * stride + offs_d[None]
-    first = tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(ptrs + HALF, mask=mask, other=0.0).to(tl.float32)
-    tl.store(ptrs, (first * cos[None] - second * sin[None]).to(x.dtype.element_ty), mask=mask)
-    tl.store(ptrs + HALF, (second * cos[None] + first * sin[None]).to(x.dtype.element_ty), mask=mask)
+    mask_h = (offs_h < heads)[:, None]
+    mask = mask_h & (offs_d < HALF)[None]
+    ptrs = x + offs_h[:, None] * stride
+    first = tl.load(ptrs + offs_d[None], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(ptrs + HALF + offs_d[None], mask=mask, other=0.0).to(tl.float32)
+    offs_r = 2 * HALF + tl.arange(0, REST)
+    rest = tl.zeros((HEADS, REST), tl.float32)
+    if SIZE > 2 * HALF:
+        rest = tl.load(ptrs + offs_r[None], mask=mask_h & (offs_r < SIZE)[None], other=0.0).to(tl.float32)
+    if NORM:
+        dtype = x.dtype.element_ty
+        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        if SIZE > 2 * HALF:
+            squares += tl.sum(rest * rest, axis=1)
+        scale = tl.rsqrt(squares / SIZE + eps)[:, None]
+        by = tl.load(weight + offs_d, mask=offs_d < HALF, other=0.0).to(tl.float32)[None]
+        first = ((first * scale).to(dtype).to(tl.float32) * by).to(dtype).to(tl.float32)
+        by = tl.load(weight + HALF + offs_d, mask=offs_d < HALF, other=0.0).to(tl.float32)[None]
+        second = ((second * scale).to(dtype).to(tl.float32) * by).to(dtype).to(tl.float32)
+        if SIZE > 2 * HALF:
+            by = tl.load(weight + offs_r, mask=offs_r < SIZE, other=0.0).to(tl.float32)[None]
+            rest = ((rest * scale).to(dtype).to(tl.float32) * by).to(dtype).to(tl.float32)
+    return first, second, rest
+
+
+@triton.jit
+def turn(
+    x, weight, part, heads, stride, angles, eps, NORM: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr,
+    BLOCK: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Rotate the pairs (i, i + HALF) of HEADS heads of one token in place; with NORM they are normed first."""
+    first, second, rest = heads_of(x, weight, part, heads, stride, eps, NORM, SIZE, HALF, BLOCK, REST, HEADS)
+    cos, sin = angles
+    dtype = x.dtype.element_ty
+    offs_d = tl.arange(0, BLOCK)
+    offs_h = part * HEADS + tl.arange(0, HEADS)
+    mask_h = (offs_h < heads)[:, None]
+    mask = mask_h & (offs_d < HALF)[None]
+    ptrs = x + offs_h[:, None] * stride
+    tl.store(ptrs + offs_d[None], (first * cos[None] - second * sin[None]).to(dtype), mask=mask)
+    tl.store(ptrs + HALF + offs_d[None], (second * cos[None] + first * sin[None]).to(dtype), mask=mask)
+    if NORM:  # noqa: SIM102 (Triton decides each before it compiles what is inside)
+        if SIZE > 2 * HALF:
+            offs_r = 2 * HALF + tl.arange(0, REST)
+            tl.store(ptrs + offs_r[None], rest.to(dtype), mask=mask_h & (offs_r < SIZE)[None])
 
 
 @triton.jit
@@ -50,45 +92,17 @@ def rope_kernel(
     start_dependent(DEPENDENT)
     q, k = qk
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    angles = _angles(positions, cos_sin, token, HALF, BLOCK)
+    angles = angles_of(positions, cos_sin, token, HALF, BLOCK)
     if part < q_programs:
-        _rotate(q + token * q_strides[0], part, heads[0], q_strides[1], angles, HALF, BLOCK, HEADS)
+        turn(
+            q + token * q_strides[0], None, part, heads[0], q_strides[1], angles, 0.0, False, 2 * HALF, HALF, BLOCK, 1,
+            HEADS,
+        )  # fmt: skip
     else:
-        _rotate(k + token * k_strides[0], part - q_programs, heads[1], k_strides[1], angles, HALF, BLOCK, HEADS)
-
-
-@triton.jit
-def _norm_rotate(
-    x, weight, part, heads, stride, angles, eps, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    REST: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    """As `_rotate`, of heads that are normed first; rounded where the two operations round."""
-    offs_d = tl.arange(0, BLOCK)
-    offs_h = part * HEADS + tl.arange(0, HEADS)
-    mask_h = (offs_h < heads)[:, None]
-    mask = mask_h & (offs_d < HALF)[None]
-    ptrs = x + offs_h[:, None] * stride + offs_d[None]
-    first = tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(ptrs + HALF, mask=mask, other=0.0).to(tl.float32)
-    squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
-    if SIZE > 2 * HALF:
-        offs_r = 2 * HALF + tl.arange(0, REST)
-        mask_r = mask_h & (offs_r < SIZE)[None]
-        r_ptrs = x + offs_h[:, None] * stride + offs_r[None]
-        third = tl.load(r_ptrs, mask=mask_r, other=0.0).to(tl.float32)
-        squares += tl.sum(third * third, axis=1)
-    cos, sin = angles
-    dtype = x.dtype.element_ty
-    scale = tl.rsqrt(squares / SIZE + eps)[:, None]
-    first_weight = tl.load(weight + offs_d, mask=offs_d < HALF, other=0.0).to(tl.float32)[None]
-    second_weight = tl.load(weight + HALF + offs_d, mask=offs_d < HALF, other=0.0).to(tl.float32)[None]
-    first = ((first * scale).to(dtype).to(tl.float32) * first_weight).to(dtype).to(tl.float32)
-    second = ((second * scale).to(dtype).to(tl.float32) * second_weight).to(dtype).to(tl.float32)
-    tl.store(ptrs, (first * cos[None] - second * sin[None]).to(dtype), mask=mask)
-    tl.store(ptrs + HALF, (second * cos[None] + first * sin[None]).to(dtype), mask=mask)
-    if SIZE > 2 * HALF:
-        third_weight = tl.load(weight + offs_r, mask=offs_r < SIZE, other=0.0).to(tl.float32)[None]
-        tl.store(r_ptrs, ((third * scale).to(dtype).to(tl.float32) * third_weight).to(dtype), mask=mask_r)
+        turn(
+            k + token * k_strides[0], None, part - q_programs, heads[1], k_strides[1], angles, 0.0, False, 2 * HALF,
+            HALF, BLOCK, 1, HEADS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -100,16 +114,16 @@ def qk_norm_rope_kernel(
     start_dependent(DEPENDENT)
     q, k = qk
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    angles = _angles(positions, cos_sin, token, HALF, BLOCK)
+    angles = angles_of(positions, cos_sin, token, HALF, BLOCK)
     if part < q_programs:
-        _norm_rotate(
-            q + token * q_strides[0], weights[0], part, heads[0], q_strides[1], angles, eps, SIZE, HALF, BLOCK, REST,
-            HEADS,
+        turn(
+            q + token * q_strides[0], weights[0], part, heads[0], q_strides[1], angles, eps, True, SIZE, HALF, BLOCK,
+            REST, HEADS,
         )  # fmt: skip
     else:
-        _norm_rotate(
-            k + token * k_strides[0], weights[1], part - q_programs, heads[1], k_strides[1], angles, eps, SIZE, HALF,
-            BLOCK, REST, HEADS,
+        turn(
+            k + token * k_strides[0], weights[1], part - q_programs, heads[1], k_strides[1], angles, eps, True, SIZE,
+            HALF, BLOCK, REST, HEADS,
         )  # fmt: skip
 
 

@@ -95,6 +95,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("log-sum-exp on demand (`lse`)", "lse_puts_parts_together keys_on_several_ranks without_lse"),
             Capability("strided tensors, padded batches", "strided_tensors padding_rows padding_tokens"),
             Capability("keys and values read back (`read`)", "reading_back"),
+            Capability("keys rotated where they are written (`write_rotated`)", "writing_rotated"),
             Capability("trees of drafts, {}", "trees_in_every_dtype", "(.*)"),
             Capability(
                 "trees of drafts: any tree, windows, NaN that a node does not see",

@@ -16,6 +16,7 @@ from engine.interfaces.attention import (
     AttentionLayer,
     AttentionNeed,
     LayerCache,
+    Rotation,
 )
 from engine.types.kv import KVGroup
 from engine_sdk.conformance.attention.dense import DenseResult, Extras, Tree, combined, dense, visible
@@ -426,6 +427,37 @@ class Case:
             whole = np.concatenate([of_row[seen] for of_row, seen in zip(expected, places, strict=True)])
             np.testing.assert_array_equal(part.double().cpu().numpy(), whole[order])
 
+    def check_rotated(self, body: Any, rotary: int, normed: bool) -> None:
+        """Queries and keys are rotated in so many elements where keys are written, and normed before that: what
+        `forward` makes of them, and what is read back, is as if operations had done it."""
+        dtype = self.dtype if self.dtype == torch.float64 else torch.float32
+        angles = torch.from_numpy(self.random.uniform(-4, 4, (50, rotary // 2)))
+        weights = torch.from_numpy(self.random.normal(1, 0.2, (2, self.form.head_size))).to(self.dtype).to(self.device)
+        rotation = Rotation(
+            torch.from_numpy(self.random.integers(0, 50, len(self.q))).to(self.device),
+            torch.cat([angles.cos(), angles.sin()], 1).to(dtype).to(self.device),
+            (weights[0], weights[1]) if normed else (),
+            1e-5 if normed else 0.0,
+        )
+        q, k = (_rotated(x, rotation, place) for place, x in enumerate((self.q, self.new_k)))
+        cache, plan = self.write_history(body), body.plan(self.batch, self.group)
+        out, lse = self.outputs()
+        given = body.write_rotated(self.layer, self.q, self.new_k, self.new_v, rotation, cache, plan)
+        body.forward(self.layer, *given, self.new_v, cache, plan, out, lse)
+        first, tolerance = 0, TOLERANCE[self.form.dtype]
+        for row, places in enumerate(self.rows):
+            keys = k[first : first + len(places)].double().cpu().numpy()[self.is_here[row]]
+            self.k[row][self.own[row]] = self._round(keys)
+            slots = torch.tensor(self._slots(row, self.own[row]), dtype=torch.int64, device=self.device)
+            found = [part.cpu().double().numpy() for part in body.read(self.group, cache, slots)]
+            near = max(tolerance, torch.finfo(self.kv_dtype).eps)
+            np.testing.assert_allclose(found[0], self.k[row][self.own[row]], rtol=near, atol=near, err_msg="keys")
+            np.testing.assert_array_equal(found[1], self.v[row][self.own[row]], err_msg="values")
+            self.k[row][self.own[row]] = found[0]  # the last bit of an operation is its driver's
+            first += len(places)
+        self.q = q
+        self.check(out, lse)
+
     def check_move(self, body: Any) -> None:
         """Of each row some keys are moved to the places of others, which may be moved themselves; and nothing else."""
         cache = self.write_history(body)
@@ -576,3 +608,13 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
         "bound": draw(st.sampled_from([0, 0, 4])),
         "strided": draw(st.booleans()),
     }
+
+
+def _rotated(x: torch.Tensor, rotation: Rotation, place: int) -> torch.Tensor:
+    """x [T, heads, head_size] by the formulas of operations `rms_norm` and `rope`, in float64."""
+    wide, (cos, sin) = x.double(), rotation.cos_sin[rotation.positions].double().unsqueeze(1).chunk(2, dim=-1)
+    if rotation.norms:
+        wide = wide / (wide.square().mean(-1, keepdim=True) + rotation.eps).sqrt() * rotation.norms[place].double()
+    half = cos.shape[-1]
+    first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x.dtype)

@@ -95,8 +95,9 @@ class AttentionConformance(LatentTests, Conformance):
 
     @classmethod
     def methods(cls) -> Sequence[str]:
-        """Keys and values are moved where drafts branch."""
-        names = super().methods()
+        """Keys and values are moved where drafts branch; who rotates says so by the method."""
+        rotates = hasattr(cls.body(), "write_rotated")
+        names = [name for name in super().methods() if rotates or name != "write_rotated"]
         trees = cls.subject().reasons(replace(Form().need(cls.device), features=frozenset({"tree"})))
         return [name for name in names if name != "move"] if trees else names
 
@@ -410,6 +411,21 @@ class AttentionConformance(LatentTests, Conformance):
         forms += [replace(forms[0], kv_dtype=kv_dtype) for kv_dtype in ("bfloat16", "float8_e4m3fn")]
         for form in self.served(forms):
             self.case(form, MIXED, 2).check_read(self.backend(form.dtype))
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_writing_rotated(self, dtype: str) -> None:
+        """Queries and keys that are rotated where keys are written: whole heads and a part of them, normed or as they
+        are, views of one projection, with padding; narrower caches."""
+        form = Form(dtype=dtype, head_size=64)
+        self.require(form.need(self.device))
+        body = self.backend(dtype)
+        if not hasattr(body, "write_rotated"):
+            not_served("it has no write_rotated: operations rotate before it writes")
+        for rotary, normed in ((64, True), (64, False), (24, True), (24, False)):
+            rows: Rows = [[20], range(14, 18), range(5)]
+            self.case(form, rows, 1, strided=True, padding_tokens=3).check_rotated(body, rotary, normed)
+        for narrow in self.served([form, *(replace(form, kv_dtype=kv) for kv in ("bfloat16", "float8_e4m3fn"))]):
+            self.case(narrow, [[15], [4]], 2).check_rotated(body, 64, True)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_fp8_cache(self, dtype: str) -> None:
