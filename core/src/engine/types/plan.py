@@ -31,6 +31,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
         pooling: for a request that draws nothing and whose hidden states are pooled; None for one that generates.
         cache_salt: requests with different salts share no cached pages, and nothing that is learned from their tokens.
         encoder: what its decoder's layers see beside its tokens; None but for encoder-decoder models.
+        adapter: the place where its adapter lies, from 1; 0: it has none.
     """
 
     slot: int
@@ -42,6 +43,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
     pooling: PoolingParams | None = None
     cache_salt: str | None = None
     encoder: EncoderInput | None = None
+    adapter: int = 0
 
 
 class LeftSlots(msgspec.Struct, kw_only=True):

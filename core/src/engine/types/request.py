@@ -13,6 +13,25 @@ from engine.types.pooling import PoolingParams
 from engine.types.retention import KVRetention
 
 
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the model's weights, for requests that name it.
+
+    Args:
+        name: for people, and of a server's model.
+        path: the folder with its files, as the cores and workers find it.
+        revision: another where the files hold something else.
+    """
+
+    name: str
+    path: str
+    revision: str
+
+    @property
+    def identity(self) -> str:
+        """What tells its keys and values apart from others'."""
+        return f"{self.name}@{self.revision}"
+
+
 class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
     """What the encoder of an encoder-decoder model reads for a request.
 
@@ -50,6 +69,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
             `kv_transfer_params`.
         kv_retention: what becomes of its cached pages; several with `tokens` retain several beginnings.
         encoder: of an encoder-decoder model, whose decoder the prompt is for; else None.
+        adapter: that computes it; None: the model alone.
     """
 
     request_id: str
@@ -66,6 +86,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     kv_transfer: dict[str, Any] | None = None
     kv_retention: tuple[KVRetention, ...] = ()
     encoder: EncoderInput | None = None
+    adapter: Adapter | None = None
 
 
 class FinishReason(enum.StrEnum):
