@@ -83,7 +83,7 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
     const auto multiply = [&](const ExpertMatrices& by, std::size_t expert, const void* x, std::size_t rows, void* out) {
         const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
         kernels.packed({by.layout, a.dtype, x, by.layout.inputs, rows, reinterpret_cast<const void*>(by.weights[expert]),
-                        of(by.scales), of(by.biases), out, scratch + at.packed},
+                        of(by.scales), of(by.biases), out, scratch + at.packed, by.layout.outputs},
                        threads);
     };
     const auto compute = [&](std::size_t expert, std::size_t begin, std::size_t rows) {

@@ -13,4 +13,8 @@ namespace engine_cpu {
 void pack(const Layout& layout, DType dtype, const void* weight, std::size_t stride, void* packed, float* scales,
           int threads);
 
+// The same of weights [outputs] of blocks, whose rows are `stride` bytes apart. Throws std::invalid_argument where the layout
+// is another's, or its inputs are no whole blocks.
+void pack_blocks(const Layout& layout, const void* weight, std::size_t stride, void* packed, int threads);
+
 }  // namespace engine_cpu

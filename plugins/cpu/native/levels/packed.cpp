@@ -136,7 +136,7 @@ void multiply(const Packed& a, int threads) {
     const bool as_it_lies = a.rows == 1 && whole == units && How::PLANES == 1;  // one row's words lie in order already
     const Product<How> product{layout, static_cast<const std::uint8_t*>(a.weight),
                                as_it_lies ? static_cast<const std::uint8_t*>(a.x) : words,
-                               {static_cast<T*>(a.out), layout.outputs, a.bias}};
+                               Output<T>(a)};
     over_panels<MOST>(layout, a.weight, a.rows, product, threads, [&](std::size_t row, std::size_t size) {
         if (as_it_lies) return;
         std::uint8_t* first = words + row * units * 4 * How::PLANES;
@@ -163,6 +163,8 @@ void packed(const Packed& arguments, int threads) {
             return int8(arguments, threads);
         case Format::int4:
             return int4(arguments, threads);
+        default:
+            return blocks(arguments, threads);
     }
 }
 

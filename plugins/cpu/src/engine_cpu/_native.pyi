@@ -397,7 +397,8 @@ class Layout:
     """How a linear layer's packed weights lie; see native/layout.h."""
 
     def __init__(self, format: str, outputs: int, inputs: int, group_size: int = 0) -> None:
-        """format: "float32", "bfloat16", "int8" or "int4"; group_size: int4's. Raises ValueError."""
+        """format: "float32", "bfloat16", "float16", "int8", "int4", or one of native/blocks.h, e.g. "q4_k"; group_size:
+        int4's. Raises ValueError."""
 
     @property
     def panels(self) -> int:
@@ -412,6 +413,10 @@ class Layout:
 
     def pack(self, dtype: int, weight: int, stride: int, packed: int, scales: int, threads: int) -> None:
         """weight [outputs, inputs] of dtype, rows `stride` elements apart -> packed, and scales of int8 (else 0)."""
+
+    def pack_blocks(self, weight: int, stride: int, packed: int, threads: int) -> None:
+        """weight [outputs] rows of blocks, `stride` bytes apart -> packed. Raises ValueError where `inputs` are no
+        whole blocks."""
 
 class PackedOps:
     """Products with packed weights, at one level."""
@@ -430,6 +435,7 @@ class PackedOps:
         scales: int,
         bias: int,
         out: int,
+        out_stride: int,
         scratch: int,
     ) -> None:
         """out [rows, outputs] = x [rows, inputs] @ weight.T + bias; scales of int8, bias float32; 0 for none."""
