@@ -148,27 +148,34 @@ void put_numbers(const BlockForm& form, const Block (&blocks)[PANEL], std::uint8
     }
 }
 
-// 16 inputs of a panel, from input `at` of each block on.
+// 16 inputs of a panel, from input `at` of each block on: four at a time, as the bytes of a word.
 void put_codes(const BlockForm& form, const Block (&blocks)[PANEL], std::size_t at, std::uint8_t* to) {
+    constexpr std::size_t HALF = PANEL / 2;
+    constexpr std::uint32_t EACH = 0x01010101u;
     std::uint8_t* one = to;
     std::uint8_t* two = one + (form.one < 0 ? 0 : 64);
     std::uint8_t* lower = two + (form.two < 0 ? 0 : 128);
-    std::memset(to, 0, form.code_bytes());
-    for (std::size_t lane = 0; lane < PANEL; ++lane) {
-        const std::uint8_t* codes = blocks[lane].codes + at;
-        const std::size_t half = lane / 16, place = lane % 16 * 4;
-        for (std::size_t u = 0; u < 4; ++u)
-            for (std::size_t i = 0; i < 4; ++i) {
-                const unsigned code = codes[u * 4 + i];
-                if (form.as_bytes) to[(u * PANEL + lane) * 4 + i] = static_cast<std::uint8_t>(code);
-                if (form.nibbles)
-                    lower[u * 64 + place + i] |= static_cast<std::uint8_t>((code & 15) << 4 * half);
-                if (form.two >= 0)
-                    two[u / 2 * 64 + place + i] |=
-                        static_cast<std::uint8_t>((code >> form.two & 3) << (4 * (u % 2) + 2 * half));
-                if (form.one >= 0)
-                    one[place + i] |= static_cast<std::uint8_t>((code >> form.one & 1) << (2 * u + half));
+    for (std::size_t lane = 0; lane < HALF; ++lane) {
+        std::uint32_t singles = 0, pairs[2] = {};
+        for (std::size_t u = 0; u < 4; ++u) {
+            std::uint32_t first, second;  // of outputs `lane` and 16 + `lane`
+            std::memcpy(&first, blocks[lane].codes + at + u * 4, 4);
+            std::memcpy(&second, blocks[HALF + lane].codes + at + u * 4, 4);
+            if (form.as_bytes) {
+                std::memcpy(to + (u * PANEL + lane) * 4, &first, 4);
+                std::memcpy(to + (u * PANEL + HALF + lane) * 4, &second, 4);
             }
+            if (form.nibbles) {
+                const std::uint32_t both = (first & 15 * EACH) | (second & 15 * EACH) << 4;
+                std::memcpy(lower + u * 64 + lane * 4, &both, 4);
+            }
+            if (form.two >= 0)
+                pairs[u / 2] |= ((first >> form.two & 3 * EACH) | (second >> form.two & 3 * EACH) << 2) << 4 * (u % 2);
+            if (form.one >= 0) singles |= ((first >> form.one & EACH) | (second >> form.one & EACH) << 1) << 2 * u;
+        }
+        if (form.two >= 0)
+            for (std::size_t p = 0; p < 2; ++p) std::memcpy(two + p * 64 + lane * 4, &pairs[p], 4);
+        if (form.one >= 0) std::memcpy(one + lane * 4, &singles, 4);
     }
 }
 
