@@ -70,6 +70,21 @@ def test_names(whole: Path, tmp_path: Path) -> None:
     assert not claims(str(tmp_path)), "a folder of another driver's"
 
 
+def test_where_a_text_ends(tmp_path: Path) -> None:
+    """By the keys, and by the names of tokens that end a turn; and how it is to be sampled."""
+
+    def put(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(["a", "<|im_end|>", "<|endoftext|>", "<eos>"])
+        writer.add_eot_token_id(1)
+        writer.add_float32("general.sampling.temp", 0.5)
+        writer.add_int32("general.sampling.top_k", 20)
+
+    model = tiny_model("Qwen2ForCausalLM", layers=1, eos_token_id=3)
+    path = write(tmp_path / "x.gguf", model, "Q8_0", vocabulary=put)
+    expected = {"eos_token_id": [3, 1, 2], "temperature": 0.5, "top_k": 20}
+    assert GGUFCheckpoint.resolve(str(path)).generation_config == expected
+
+
 def test_parts(tmp_path: Path) -> None:
     """Found from any of them; missing ones, and wrong numbers, are named."""
     first = write(tmp_path / "model.gguf", tiny_model("LlamaForCausalLM"), "Q4_0", parts=3)

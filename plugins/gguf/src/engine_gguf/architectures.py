@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.types.errors import CheckpointError, UnsupportedModelError
+from engine_gguf.file import read_file
 from engine_gguf.parts import GGUFModel
 from engine_kit.ggml_blocks import METHOD, TYPES
 
@@ -42,6 +43,8 @@ _SANDWICH = {
 _PLACES = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Tensors that become a part of the config."""
 _END_TOKENS = ("eos", "eot", "eom")
+_ENDS_BY_NAME = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
+"""Tokens that end a turn or a text whatever else the file says, as in llama.cpp: many files name one end of several."""
 
 
 def _experts(block: str, router: str, gate: str, up: str, down: str) -> dict[str, str]:
@@ -369,8 +372,11 @@ def _dtype(types: Mapping[str, str]) -> str:
 
 def generation_of(model: GGUFModel) -> Config:
     """generation_config.json of a file's model: where a sequence ends, and how the file wants it to be sampled."""
-    metadata = model.first.metadata
-    found = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS]
+    metadata, key = model.first.metadata, "tokenizer.ggml.tokens"
+    found: list[Any] = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS]
+    tokens = read_file(model.first.path, lambda one: one == key, tensors=False).metadata.get(key, [])
+    if isinstance(tokens, list):
+        found += [tokens.index(name) for name in _ENDS_BY_NAME if name in tokens]
     ends = list(dict.fromkeys(token for token in found if isinstance(token, int)))
     names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
              "penalty_repeat": "repetition_penalty"}  # fmt: skip
