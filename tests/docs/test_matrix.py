@@ -61,6 +61,7 @@ def test_every_suite_of_ours_is_found() -> None:
     """Every point with a suite and a driver has one run against it, from some package's tests."""
     text = "".join(path.read_text(encoding="utf-8") for path in generate_matrix.suite_files())
     assert not [point for point, (suite, *_) in SUITES.items() if f"({suite})" not in text]
+    assert ROOT / "plugins/models/tests/test_conformance.py" in generate_matrix.suite_files([generate_models.POINT])
 
 
 def test_what_drafters_go_with() -> None:

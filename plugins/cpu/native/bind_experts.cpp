@@ -49,8 +49,8 @@ public:
                  std::uintptr_t weights, std::uintptr_t out, std::uintptr_t scratch) const {
         const auto* each = at<const std::uintptr_t>(table);
         const engine_cpu::Experts arguments{static_cast<DType>(dtype),
-                                {first, each, each + experts, each + 2 * experts},
-                                {last, each + 3 * experts, each + 4 * experts, each + 5 * experts},
+                                {first, each, each + experts, each + 2 * experts, each + 3 * experts},
+                                {last, each + 4 * experts, each + 5 * experts, each + 6 * experts, each + 7 * experts},
                                 {static_cast<Act>(act), gated, alpha, limit, nullptr, 0, 0, 0, nullptr},
                                 experts,
                                 at(x),

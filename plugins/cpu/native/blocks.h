@@ -23,7 +23,7 @@
 namespace engine_cpu {
 
 enum class Format : int {
-    float32, bfloat16, int8, int4, float16,
+    float32, bfloat16, int8, int4, codes4, codes8, values4, values8, float16,
     q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs
 };
 

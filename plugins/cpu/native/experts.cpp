@@ -73,17 +73,21 @@ std::size_t experts_scratch_bytes(const Layout& first, const Layout& last, std::
 
 void experts(const Kernels& kernels, const Experts& a, int threads) {
     if (!a.rows) return;
-    const std::size_t item = size_of(a.dtype), hidden = a.first.layout.inputs, inner = a.last.layout.inputs;
+    const std::size_t item = size_of(a.dtype), hidden = a.first.layout.inputs;
+    // of the last projection's rows: it may read some inputs twice, by its order
+    const std::size_t inner = a.act.gated ? a.first.layout.outputs / 2 : a.first.layout.outputs;
     const std::size_t outputs = a.last.layout.outputs;
     const Scratch at(a.first.layout, a.last.layout, a.experts, a.rows, a.per_token, item);
     auto* scratch = static_cast<std::uint8_t*>(a.scratch);
     const auto ints = [scratch](std::size_t offset) { return reinterpret_cast<std::int32_t*>(scratch + offset); };
     const Sorted sorted{ints(at.starts), ints(at.tokens), ints(at.places)};
     sort(a, sorted);
-    const auto multiply = [&](const ExpertMatrices& by, std::size_t expert, const void* x, std::size_t rows, void* out) {
+    const auto multiply = [&](const ExpertMatrices& by, std::size_t expert, const void* x, std::size_t width, std::size_t rows,
+                              void* out) {
         const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
-        kernels.packed({by.layout, a.dtype, x, by.layout.inputs, rows, reinterpret_cast<const void*>(by.weights[expert]),
-                        of(by.scales), of(by.biases), out, scratch + at.packed, by.layout.outputs},
+        kernels.packed({by.layout, a.dtype, x, width, rows, reinterpret_cast<const void*>(by.weights[expert]),
+                        of(by.scales), of(by.biases), out, scratch + at.packed, by.layout.outputs,
+                        reinterpret_cast<const std::int32_t*>(by.orders[expert])},
                        threads);
     };
     const auto compute = [&](std::size_t expert, std::size_t begin, std::size_t rows) {
@@ -100,7 +104,7 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
             });
             x = gathered;
         }
-        multiply(a.first, expert, x, rows, scratch + at.inner);
+        multiply(a.first, expert, x, hidden, rows, scratch + at.inner);
         GatedAct act = a.act;
         act.x = scratch + at.inner;
         act.x_stride = a.first.layout.outputs;
@@ -108,7 +112,7 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
         act.size = inner;
         act.out = scratch + at.acted;
         kernels.gated_act(a.dtype, act, threads);
-        multiply(a.last, expert, scratch + at.acted, rows, scratch + at.terms + begin * outputs * item);
+        multiply(a.last, expert, scratch + at.acted, inner, rows, scratch + at.terms + begin * outputs * item);
     };
     for (std::size_t expert = 0; expert < a.experts; ++expert) {
         const auto end = static_cast<std::size_t>(sorted.starts[expert + 1]);

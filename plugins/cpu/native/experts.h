@@ -63,8 +63,9 @@ struct Combine {
 struct ExpertMatrices {
     Layout layout;
     const std::uintptr_t* weights;  // [experts]
-    const std::uintptr_t* scales;   // likewise, of int8
+    const std::uintptr_t* scales;   // likewise, of int8; of stored codes their table
     const std::uintptr_t* biases;   // likewise
+    const std::uintptr_t* orders;   // likewise, of stored codes
 };
 
 // One layer. out[t] = sum over i of weights[t, i] * last(act(first(x[t]))) by expert ids[t, i]; x and out have one dtype.

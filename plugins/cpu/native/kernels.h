@@ -25,11 +25,12 @@ struct Packed {
     const void* x;
     std::size_t x_stride, rows;
     const void* weight;
-    const float* scales;  // int8's [panels * 32], else null
+    const float* scales;  // int8's [panels * 32]; of codes4 and values4 what codes stand for, [16]; else null
     const float* bias;    // [panels * 32], or null
     void* out;
     void* scratch;  // layout.scratch_bytes(rows)
     std::size_t out_stride;
+    const std::int32_t* order = nullptr;  // of stored codes, [inputs]: which input of x comes where; null: as they stand
 };
 
 // out [rows, heads, size], dense, = x [rows, heads, size] / rms * weight [size]

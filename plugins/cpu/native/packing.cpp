@@ -101,7 +101,44 @@ void pack_of(const Layout& layout, const Matrix<T>& weight, void* packed, float*
     });
 }
 
+// A panel of stored codes: in front of each group its scales and zeros.
+void pack_codes_panel(const Layout& layout, const std::uint8_t* codes, const std::uint8_t* scales,
+                      const std::uint8_t* zeros, std::size_t panel, std::uint8_t* to) {
+    const std::size_t groups = layout.groups(), width = layout.scale == ScaleType::float32 ? 4 : 2;
+    const std::size_t first = panel * PANEL, count = std::min(PANEL, layout.outputs - first);
+    const std::size_t size = layout.grouped() ? layout.group_size : layout.units() * 4;
+    const std::size_t ahead = layout.grouped() ? layout.scale_bytes() : 0;
+    for (std::size_t g = 0; g < groups; ++g) {
+        std::uint8_t* units = to + ahead;
+        std::memset(to, 0, ahead + size * PANEL / (layout.nibbles() ? 2 : 1));
+        for (std::size_t lane = 0; lane < count; ++lane) {
+            const std::size_t output = first + lane;
+            if (ahead) std::memcpy(to + lane * width, scales + (output * groups + g) * width, width);
+            if (layout.whole_numbers()) to[PANEL * width + lane] = zeros[output * groups + g];
+            const std::uint8_t* row = codes + output * layout.inputs;
+            const std::size_t begin = g * size, end = std::min(layout.inputs, begin + size);
+            for (std::size_t i = begin; i < end; ++i) {
+                const std::size_t u = (i - begin) / 4, k = i % 4;
+                if (layout.nibbles())
+                    units[u * 64 + lane % 16 * 4 + k] |= static_cast<std::uint8_t>(row[i] << (lane < 16 ? 0 : 4));
+                else
+                    units[(u * PANEL + lane) * 4 + k] = row[i];
+            }
+        }
+        to = units + size * PANEL / (layout.nibbles() ? 2 : 1);
+    }
+}
+
 }  // namespace
+
+void pack_codes(const Layout& layout, const std::uint8_t* codes, const void* scales, const std::uint8_t* zeros,
+                std::uint8_t* packed, int threads) {
+    parallel_for(threads, layout.panels(), 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t panel = begin; panel < end; ++panel)
+            pack_codes_panel(layout, codes, static_cast<const std::uint8_t*>(scales), zeros, panel,
+                             packed + panel * layout.panel_bytes());
+    });
+}
 
 void pack(const Layout& layout, DType dtype, const void* weight, std::size_t stride, void* packed, float* scales,
           int threads) {

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 AMX = ["avx512_amx"]
-PARTS = {"linear", "layers", "attention", "sampling"}
+PARTS = {"linear", "layers", "attention", "sampling", "states", "experts"}
 
 
 def passed_parts(said: str) -> dict[str, set[str]]:

@@ -29,5 +29,4 @@ for architecture, config in {**TABLE, **WITH_STATES, **WITHOUT_ORACLE, **POOLED,
     words |= {"oracle": ORACLES[architecture]} if architecture in ORACLES else {}
     words |= {} if architecture not in ENCODE else {"unused": OPTIONAL}
     words |= {"copied": ("shared.weight",)} if architecture == "MT5ForConditionalGeneration" else {}
-    suite = SUITES.get(architecture, ModelConformance)
-    globals()[f"Test{architecture}"] = type(f"Test{architecture}", (suite,), words)
+    globals()[f"Test{architecture}"] = type(f"Test{architecture}", (SUITES.get(architecture, ModelConformance),), words)

@@ -38,7 +38,6 @@ def config(architecture: str, **change: Any) -> dict[str, Any]:
         ("Glm4MoeForCausalLM", {"n_shared_experts": 0}, "'n_shared_experts'"),
         ("Glm4MoeForCausalLM", {"attention_bias": 1}, "'attention_bias'"),
         ("Glm4MoeForCausalLM", {"first_k_dense_replace": -1}, "'first_k_dense_replace'"),
-        ("GptOssForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "stored in MXFP4"),
         ("GptOssForCausalLM", {"swiglu_limit": 0}, "'swiglu_limit'"),
         ("GptOssForCausalLM", {"attention_bias": "no"}, "'attention_bias'"),
         ("GptOssForCausalLM", {"sliding_window": None}, "'sliding_window'"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from greedy import make, served
+from greedy import BUDGET, PAGES, Answer, make, served
 from model_table import TABLE, WITH_STATES
+from pairwise import pairwise
 
 ALL = {**TABLE, **WITH_STATES}
 
@@ -41,12 +43,35 @@ def test_states_behind_drafts(architecture: str, tmp_path: Path) -> None:
     served(tmp_path, answers, drafter="ngram", max_num_batched_tokens=64)
 
 
+FACTORS = {
+    "workers": ("tensor_parallel_size", "pipeline_parallel_size"),
+    "max_num_seqs": (8, 1),
+    "max_num_batched_tokens": (BUDGET, 128),
+    "num_kv_pages": (PAGES, 96),
+    "enable_prefix_caching": (True, False),
+}
+"""What meets in the product: two ranks and two stages, requests together and alone, in chunks and at once, preempted
+and not, with prefixes that are found again and without."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Answer]]:
+    """One of an architecture, and the oracle's answers."""
+    folder = tmp_path_factory.mktemp("product")
+    return folder, make(folder, request.param, ALL[request.param])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
-@pytest.mark.parametrize("architecture", ALL)
-def test_on_several_workers(architecture: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """Over two ranks, and in two stages."""
-    served(tmp_path, make(tmp_path, architecture, ALL[architecture]), **settings)
+@pytest.mark.parametrize("case", pairwise(FACTORS), ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize("checkpoint", ALL, indirect=True)
+def test_product(checkpoint: tuple[Path, list[Answer]], case: dict[str, Any]) -> None:
+    """Every pair of these, on several workers; alone, one has them in `test_greedy`."""
+    folder, answers = checkpoint
+    settings = {name: value for name, value in case.items() if name != "workers"} | {case["workers"]: 2}
+    if json.loads((folder / "config.json").read_text())["architectures"][0] in WITH_STATES:  # see `test_greedy`
+        settings["num_kv_pages"] = max(48, settings["num_kv_pages"])
+    cached = served(folder, answers, **settings)
+    assert case["enable_prefix_caching"] or not cached
 
 
 @pytest.mark.slow

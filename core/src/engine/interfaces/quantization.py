@@ -136,11 +136,12 @@ class StoredTensor(NamedTuple):
         key: what `Quantization.pack` gets it as. Tensors of one key follow one another, in their order, along `along`;
             one without dimensions counts as [1].
         name: in the checkpoint.
-        shape: that it must have there.
+        shape: that it must have there; [1] stands for none too. [-1]: of any length, and the only one of its key.
         pieces: what this rank keeps of it, see `engine.modeling.Param`.
         dtypes: one of which it must have there.
         cast: it becomes the activations' dtype; else it keeps its own.
         along: a dimension.
+        in_order: its rows are put into `LayerShape.orders` while it is loaded; False: the driver does that.
     """
 
     key: str
@@ -150,6 +151,7 @@ class StoredTensor(NamedTuple):
     dtypes: frozenset[str] = PLAIN_DTYPES
     cast: bool = False
     along: int = 0
+    in_order: bool = True
 
 
 class LayerShape(NamedTuple):

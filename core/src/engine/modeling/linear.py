@@ -94,7 +94,7 @@ class Linear(Module):
         another order, and are not stored one by one."""
         stored, start = param.key
         order = next((rows for part, rows in self.shape.orders.items() if stored.name.startswith(f"{part}.")), None)
-        if order is not None and tensor.ndim:
+        if order is not None and tensor.ndim and stored.in_order:
             if stored.along != 0 or len(tensor) != len(order):
                 raise UnsupportedModelError(
                     f"load {stored.name}",
@@ -103,6 +103,8 @@ class Linear(Module):
                 )
             tensor = tensor[list(order)]
         tensor = torch.atleast_1d(tensor)
+        if stored.shape == (-1,):
+            self._lengths[stored.key] = len(tensor)
         if stored.key not in self._tensors:
             shape = list(tensor.shape)
             shape[stored.along] = self._lengths[stored.key]

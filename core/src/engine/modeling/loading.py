@@ -59,7 +59,8 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
                 unexpected.append(name)
             continue
         taken.add(name)
-        if tuple(tensor.shape) != found.shape:
+        shape = tuple(tensor.shape)
+        if shape != found.shape and (found.shape, shape) != ((1,), ()) and (found.shape != (-1,) or tensor.ndim != 1):
             misshapen.append(f"{name} {list(tensor.shape)} for {list(found.shape)}")
         elif (dtype := str(tensor.dtype).removeprefix("torch.")) not in found.dtypes:
             misshapen.append(f"{name} of dtype {dtype}")

@@ -26,7 +26,7 @@ Words field(Words w) {
 
 // The codes of unit U of 16 inputs -> right: those of 32 outputs.
 template <Format F, int U>
-void codes(const std::uint8_t* quad, Words (&right)[VECTORS]) {
+void unit_codes(const std::uint8_t* quad, Words (&right)[VECTORS]) {
     constexpr BlockForm FORM = block_form(F);
     const std::uint8_t* two = quad + (FORM.one < 0 ? 0 : 64);
     const std::uint8_t* lower = two + (FORM.two < 0 ? 0 : 128);
@@ -98,7 +98,7 @@ struct InBlocks {
     static void unit(const std::uint8_t* quad, const std::uint8_t* x, Words (&sums)[MR][VECTORS], Fetch& fetch) {
         fetch.unit<FORM.code_bytes() / 4>();
         Words right[VECTORS];
-        codes<F, U>(quad, right);
+        unit_codes<F, U>(quad, right);
 #pragma GCC unroll 8
         for (std::size_t m = 0; m < MR; ++m) {
             const Words left = Words::all(load_word(x + (U * MR + m) * 4));

@@ -164,7 +164,7 @@ void packed(const Packed& arguments, int threads) {
         case Format::int4:
             return int4(arguments, threads);
         default:
-            return blocks(arguments, threads);
+            return arguments.layout.codes() ? codes(arguments, threads) : blocks(arguments, threads);
     }
 }
 

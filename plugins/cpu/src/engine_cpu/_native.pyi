@@ -260,8 +260,8 @@ class ExpertOps:
         out: int,
         scratch: int,
     ) -> None:
-        """table: int64 [6, experts]; addresses of weights, scales and biases of the first projections, then of the last
-        ones, 0 where there are none. Raises IndexError for an id that is no expert's."""
+        """table: int64 [8, experts]; addresses of weights, scales, biases and orders of the first projections, then of
+        the last ones, 0 where there are none. Raises IndexError for an id that is no expert's."""
 
 def place_tokens(
     tokens: int, broken: int, count: int, table: int, stride: int, slot: int, place: int, mark: int, out: int
@@ -396,9 +396,10 @@ class Sampling:
 class Layout:
     """How a linear layer's packed weights lie; see native/layout.h."""
 
-    def __init__(self, format: str, outputs: int, inputs: int, group_size: int = 0) -> None:
-        """format: "float32", "bfloat16", "float16", "int8", "int4", or one of native/blocks.h, e.g. "q4_k"; group_size:
-        int4's. Raises ValueError."""
+    def __init__(self, format: str, outputs: int, inputs: int, group_size: int = 0, scale: str = "float32") -> None:
+        """format: "float32", "bfloat16", "float16", "int8", "int4"; of stored codes "codes4", "codes8", "values4",
+        "values8"; or one of native/blocks.h, e.g. "q4_k". group_size: int4's and that of stored codes, whose scales are
+        of dtype `scale`. Raises ValueError."""
 
     @property
     def panels(self) -> int:
@@ -417,6 +418,10 @@ class Layout:
     def pack_blocks(self, weight: int, stride: int, packed: int, threads: int) -> None:
         """weight [outputs] rows of blocks, `stride` bytes apart -> packed. Raises ValueError where `inputs` are no
         whole blocks."""
+
+    def pack_codes(self, codes: int, scales: int, zeros: int, packed: int, threads: int) -> None:
+        """codes uint8 [outputs, inputs], scales and zeros (uint8) [outputs, groups], all dense -> packed. zeros of
+        whole numbers, else 0; of int8 neither is read."""
 
 class PackedOps:
     """Products with packed weights, at one level."""
@@ -437,5 +442,7 @@ class PackedOps:
         out: int,
         out_stride: int,
         scratch: int,
+        order: int = 0,
     ) -> None:
-        """out [rows, outputs] = x [rows, inputs] @ weight.T + bias; scales of int8, bias float32; 0 for none."""
+        """out [rows, outputs] = x [rows, inputs] @ weight.T + bias; scales of int8, or the table of stored codes, bias
+        float32, and the order of the inputs, int32; 0 for none."""

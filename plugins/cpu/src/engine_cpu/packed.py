@@ -41,8 +41,10 @@ class Packed:
         layout: format and sizes.
         outputs: O.
         weight: uint8.
-        scales: float32 [O, padded], of int8; else None.
+        scales: float32 [O, padded], of int8; [16], what stored codes of 4 bits stand for where that is a table; else
+            None.
         bias: float32 [O, padded] or None.
+        order: int32 [I], of stored codes: which input of a row comes where; None: as they stand.
     """
 
     layout: Layout
@@ -50,11 +52,13 @@ class Packed:
     weight: torch.Tensor
     scales: torch.Tensor | None
     bias: torch.Tensor | None
+    order: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
-        return sum(tensor.nbytes for tensor in (self.weight, self.scales, self.bias) if tensor is not None)
+        tensors = (self.weight, self.scales, self.bias, self.order)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class PackedLinear:
@@ -99,7 +103,46 @@ class PackedLinear:
             DTYPES[weight.dtype], weight.data_ptr(), weight.stride(0), packed.data_ptr(),
             0 if scales is None else scales.data_ptr(), self._threads,
         )  # fmt: skip
-        return Packed(layout, outputs, packed, scales, _padded(bias, layout))
+        return Packed(layout, outputs, packed, scales, _padded(bias, layout.panels * 32))
+
+    def pack_codes(
+        self,
+        form: str,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        group_size: int,
+        table: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
+    ) -> Packed:
+        """Weights that a checkpoint stores as codes, see native/layout.h; nothing is kept.
+
+        Args:
+            form: "codes4", "codes8", "values4", "values8"; or "int8", where 128 stands for zero and the inputs are one
+                group.
+            codes: uint8 [O, I].
+            scales: float32, float16 or bfloat16 [O, groups].
+            zeros: uint8 [O, groups], of whole numbers; else None.
+            bias: [O] or None.
+            group_size: a multiple of 4.
+            table: [16], what codes of 4 bits stand for: whole numbers from 0 to 255 of codes4; of values4 any.
+            order: int32 [I], see `Packed`.
+        """
+        outputs, inputs = codes.shape
+        layout = Layout(form, outputs, inputs, group_size, str(scales.dtype).removeprefix("torch."))
+        packed, padded = _memory(layout.bytes), layout.panels * 32
+        codes, scales = codes.contiguous(), scales.contiguous()
+        zeros = None if zeros is None else zeros.contiguous()
+        layout.pack_codes(
+            codes.data_ptr(), scales.data_ptr(), 0 if zeros is None else zeros.data_ptr(), packed.data_ptr(),
+            self._threads,
+        )  # fmt: skip
+        beside = None if table is None else table.float().clone()
+        if form == "int8":
+            beside = _padded(scales[:, 0], padded)
+        kept = None if order is None else order.to(torch.int32).clone()
+        return Packed(layout, outputs, packed, beside, _padded(bias, padded), kept)
 
     def pack_blocks(self, form: str, blocks: torch.Tensor, inputs: int, bias: torch.Tensor | None) -> Packed:
         """blocks uint8 [O, bytes of I inputs] in one of the formats of native/blocks.h, bias [O]; neither is kept."""
@@ -107,7 +150,7 @@ class PackedLinear:
         layout = Layout(form, len(blocks), inputs)
         packed = _memory(layout.bytes)
         layout.pack_blocks(blocks.data_ptr(), blocks.stride(0), packed.data_ptr(), self._threads)
-        return Packed(layout, len(blocks), packed, None, _padded(bias, layout))
+        return Packed(layout, len(blocks), packed, None, _padded(bias, layout.panels * 32))
 
     def linear(self, x: torch.Tensor, packed: Packed, out: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, I] -> [T, O] in x's dtype; `out`, whose rows may lie apart, where it is given."""
@@ -126,15 +169,15 @@ class PackedLinear:
         self._ops.linear(
             packed.layout, DTYPES[x.dtype], x.data_ptr(), x.stride(0), rows, packed.weight.data_ptr(),
             0 if scales is None else scales.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-            out.stride(0), self._scratch.data_ptr(),
+            out.stride(0), self._scratch.data_ptr(), 0 if packed.order is None else packed.order.data_ptr(),
         )  # fmt: skip
         return out
 
 
-def _padded(bias: torch.Tensor | None, layout: Layout) -> torch.Tensor | None:
-    """[O] -> float32 [O, padded]."""
-    if bias is None:
+def _padded(numbers: torch.Tensor | None, size: int) -> torch.Tensor | None:
+    """[O] -> float32 [size], with zeros behind."""
+    if numbers is None:
         return None
-    added = torch.zeros(layout.panels * 32, dtype=torch.float32)
-    added[: len(bias)] = bias
-    return added
+    found = torch.zeros(size, dtype=torch.float32)
+    found[: len(numbers)] = numbers
+    return found

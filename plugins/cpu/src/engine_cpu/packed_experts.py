@@ -26,8 +26,8 @@ class PackedExperts:
     Args:
         experts: both projections of each; they hold the memory.
         first, last: formats and sizes of the projections, alike for all.
-        table: int64 [6, E]; addresses of weights, scales and biases of the first projections, then of the last ones; 0
-            where there are none.
+        table: int64 [8, E]; addresses of weights, scales, biases and orders of the first projections, then of the last
+            ones; 0 where there are none.
     """
 
     experts: tuple[tuple[Packed, Packed], ...]
@@ -44,7 +44,7 @@ def joined(experts: Sequence[tuple[Packed, Packed]]) -> PackedExperts:
         [
             [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
             for side in zip(*experts, strict=True)
-            for tensors in zip(*((packed.weight, packed.scales, packed.bias) for packed in side), strict=True)
+            for tensors in zip(*((one.weight, one.scales, one.bias, one.order) for one in side), strict=True)
         ],
         dtype=torch.int64,
     )

@@ -132,8 +132,9 @@ public:
         const auto first = static_cast<std::size_t>(starts_[ROW]), next = static_cast<std::size_t>(starts_[ROW + 1]);
         for (std::size_t i = 0; i < after.size(); ++i) {
             const std::size_t t = i / (heads * c_.size);
-            const std::int64_t last = c_.index ? index_[t] : static_cast<std::int64_t>(key), at = static_cast<std::int64_t>(key);
-            const bool sees = t >= first && t < next && last >= at && (!c_.window || last < at + c_.window);
+            const std::int64_t place = c_.index ? index_[t] : static_cast<std::int64_t>(t) - static_cast<std::int64_t>(first);
+            const std::int64_t ahead = static_cast<std::int64_t>(key) - place;
+            const bool sees = t >= first && t < next && (!c_.index || ahead <= 0) && (!c_.window || std::abs(ahead) < c_.window);
             if (sees)
                 expect(std::isnan(after[i]), "%s: token %zu sees NaN, and is %g", what, t, after[i]);
             else
@@ -151,14 +152,15 @@ private:
     void check_head(const Array& out, const Array& lse, std::size_t r, std::size_t t, std::size_t h, const char* what) const {
         const std::size_t n = keys_[r], size = c_.size, in_row = t - static_cast<std::size_t>(starts_[r]);
         const std::int64_t last = c_.index ? index_[t] : static_cast<std::int64_t>(n) - 1;
-        const std::int64_t begin = c_.window ? std::max<std::int64_t>(0, last - c_.window + 1) : 0;
         const std::int64_t position = c_.index ? last : static_cast<std::int64_t>(in_row);
+        const std::int64_t begin = c_.window ? std::max<std::int64_t>(0, position - c_.window + 1) : 0;
+        const std::int64_t end = c_.window ? std::min(last + 1, position + c_.window) : last + 1;
         std::vector<double> scores;
         double top = c_.sinks ? static_cast<double>(sinks_[h]) : -INFINITY;
         const auto at = [&](std::int64_t key, std::size_t i) {
             return ((first_key_[r] + static_cast<std::size_t>(key)) * c_.heads + h / c_.group) * size + i;
         };
-        for (std::int64_t key = begin; key <= last; ++key) {
+        for (std::int64_t key = begin; key < end; ++key) {
             double score = 0;
             for (std::size_t i = 0; i < size; ++i)
                 score += q_[0][t * (q_stride() + 3) + h * size + i] * cached(k_[0], at(key, i));
@@ -208,9 +210,11 @@ void test_attention(const Kernels& kernels) {
         {"float32, odd sizes", {SINGLE, SINGLE, 1, 1, 7, 5, 0, 0, false, false, true}},
         {"float32, no index", {SINGLE, SINGLE, 1, 2, 64, 16, 0, 0, false, true, false}},
         {"float32, everything", {SINGLE, SINGLE, 1, 4, 33, 24, 50, 7, true, true, true}},
+        {"float32, no index, window", {SINGLE, SINGLE, 1, 2, 24, 16, 9, 0, false, true, false}},
         {"bfloat16", {HALF, HALF, 2, 4, 64, 16, 0, 0, false, false, true}},
         {"bfloat16, odd sizes", {HALF, HALF, 1, 5, 22, 6, 0, 0, false, false, true}},
         {"bfloat16, no index", {HALF, HALF, 1, 1, 48, 32, 0, 0, true, false, false}},
+        {"bfloat16, no index, window", {HALF, HALF, 2, 3, 48, 32, 20, 0, true, false, false}},
         {"bfloat16, window", {HALF, HALF, 1, 2, 80, 16, 33, 0, false, false, true}},
         {"bfloat16, everything", {HALF, HALF, 1, 7, 50, 40, 65, 4, true, true, true}},
         {"float32 over bfloat16", {SINGLE, HALF, 1, 6, 34, 16, 0, 0, false, false, true}},

@@ -93,5 +93,6 @@ void test_layers(const Kernels& kernels, const Kernels& scalar);
 void test_attention(const Kernels& kernels);
 void test_sampling(const Kernels& kernels);
 void test_states(const Kernels& kernels);
+void test_experts(const Kernels& kernels);
 
 }  // namespace self_test

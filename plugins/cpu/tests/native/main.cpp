@@ -37,6 +37,7 @@ int main(int count, char** words) {
             {"attention", [&] { test_attention(kernels); }},
             {"sampling", [&] { test_sampling(kernels); }},
             {"states", [&] { test_states(kernels); }},
+            {"experts", [&] { test_experts(kernels); }},
         };
         for (const auto& [part, run] : parts) {
             const std::size_t before = failures();

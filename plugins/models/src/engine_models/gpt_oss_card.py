@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from engine.interfaces.quantization import stored_form
 from engine_kit.model_config import flag, integer, number
 from engine_kit.routing import ExpertAct, RouteForm
 from engine_models.decoder_card import windows_by_type
@@ -69,10 +68,7 @@ class GptOss(ExpertsCard):
 
     @classmethod
     def more_unsupported(cls, config: dict[str, Any]) -> list[str]:
-        """Experts in MXFP4, as OpenAI's own files have them."""
+        """Nothing; what the config says is read."""
         flag(config, "attention_bias", True)
         cls.clamped(config)
-        reasons = super().more_unsupported(config)
-        if (stored_form(config) or {}).get("quant_method") == "mxfp4":
-            reasons.append("its experts are stored in MXFP4, which is not read: take a checkpoint with plain weights")
-        return reasons
+        return super().more_unsupported(config)

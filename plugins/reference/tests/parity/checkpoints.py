@@ -97,7 +97,6 @@ def make_checkpoint(
     config = config_class(
         vocab_size=VOCAB_SIZE,
         hidden_size=hidden or 16 * heads,
-        intermediate_size=80,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -108,7 +107,7 @@ def make_checkpoint(
         bos_token_id=None,
         eos_token_id=256,
         pad_token_id=256,
-        **features | more,
+        **{"intermediate_size": 80} | features | more,
     )
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(config)

@@ -192,23 +192,17 @@ class ExpertLinear(Linear):
 class StackedExpert(ExpertLinear):
     """One whose tensor is a part of one that it shares with others, see `StackedTensor`."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
-        keys = {stored.key for stored in self._form.tensors(self.shape)}
-        if not keys <= {"weight", "bias"}:
-            raise UnsupportedModelError(
-                f"load {self.shape.names[0]}, all experts in one tensor",
-                f"by quantization_config of config.json it is stored as {', '.join(sorted(keys))}",
-                "use a checkpoint with plain weights, or with one tensor for each expert",
-            )
+    def stored(self) -> Sequence[StoredTensor]:
+        """What its form is made of."""
+        return self._form.tensors(self.shape)
 
     def params(self) -> list[Param]:
         """None of its own."""
         return []
 
     def take(self, key: str, tensor: torch.Tensor) -> None:
-        """Its part of the checkpoint's tensor, all ranks': "weight" [out, in] or "bias" [out], which another rank may
-        add."""
+        """Its part of the checkpoint's tensor, all ranks': "weight" [out, in] or another of its form, or "bias" [out],
+        which another rank may add."""
         for param in super().params():
             if param.key[0].key == key:
                 self.load(param, param.cut(tensor))
@@ -235,8 +229,15 @@ class StackedTensor(Module):
         self._name = name
 
     def params(self) -> list[Param]:
-        """The tensor, whole on every rank: each expert cuts its own part."""
-        shape = self.linears[0].shape
+        """The tensor, whole on every rank: each expert cuts its own part. Raises UnsupportedModelError for weights in a
+        form of their own: no tool stores them so."""
+        shape, keys = self.linears[0].shape, {stored.key for stored in self.linears[0].stored()}
+        if not keys <= {"weight", "bias"}:
+            raise UnsupportedModelError(
+                f"load {self._name}, all experts in one tensor",
+                f"by quantization_config of config.json it is stored as {', '.join(sorted(keys))}",
+                "use a checkpoint with plain weights, or with one tensor for each expert",
+            )
         outputs = sum(part.total for part in shape.outputs)
         return [Param(f"{self._name}.weight", (self._count, outputs, shape.inputs.total), self)]
 
@@ -253,16 +254,21 @@ class StackedTensor(Module):
 
 class TurnedTensor(StackedTensor):
     """The same stored turned and with biases, `<name>` [E, in, out] and `<name>_bias` [E, out]; where there are two
-    parts, such as gate and up, their outputs take turns (gpt-oss)."""
+    parts, such as gate and up, their outputs take turns (gpt-oss). Tensors of a form of their own are `<name>_<key>`
+    [E, out, ...]."""
 
     def params(self) -> list[Param]:
-        """Both, whole on every rank."""
-        (whole,) = super().params()
-        experts, outputs, inputs = whole.shape
-        return [
-            Param(self._name, (experts, inputs, outputs), self, "weight"),
-            Param(f"{self._name}_bias", (experts, outputs), self, "bias"),
-        ]
+        """All, whole on every rank."""
+        linear = self.linears[0]
+        outputs = sum(part.total for part in linear.shape.outputs)
+        found = [Param(f"{self._name}_bias", (self._count, outputs), self, "bias")]
+        for stored in linear.stored():
+            if stored.key == "weight":
+                found.append(Param(self._name, (self._count, *stored.shape[::-1]), self, "weight"))
+            elif stored.key != "bias":
+                name, shape = f"{self._name}_{stored.key}", (self._count, *stored.shape)
+                found.append(Param(name, shape, self, stored.key, dtypes=stored.dtypes))
+        return found
 
     def load(self, param: Param, tensor: torch.Tensor) -> None:
         """Give each its part, with all outputs of one part before those of the next."""

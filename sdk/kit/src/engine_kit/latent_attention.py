@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,7 +104,8 @@ class LatentAttention(Module):
 class LatentUp(Weight):
     """W_UK and W_UV of this rank's heads: one tensor of the checkpoint, [heads * (nope_size + v_size), C].
 
-    It is kept as it is, in the model's dtype, and multiplied head by head.
+    It is kept as it is, in the model's dtype, and multiplied head by head. Where the checkpoint stores it in a form of
+    its own, the form's driver tells once what that stands for.
     """
 
     def __init__(
@@ -111,14 +113,34 @@ class LatentUp(Weight):
     ) -> None:
         rows = heads.of_units(nope_size + v_size)
         super().__init__(context, (rows.total, latent_size), name, ((rows.part,),))
+        self._latent_size = latent_size
+        self.stored: Linear | None = None
+        if context.covers is not None and context.covers(name, "linear"):
+            alone = replace(context, adapters=None)
+            self.stored = Linear(alone, latent_size, [rows], [name], bias=False, kind="linear")
         self._heads = heads.length
         self._nope_size = nope_size
         self._key: torch.Tensor | None = None
         self._value: torch.Tensor | None = None
 
+    def params(self) -> list[Param]:
+        """The weight, or none of its own."""
+        return super().params() if self.stored is None else []
+
     def load(self, param: Param, tensor: torch.Tensor) -> None:
         """Copy this rank's heads."""
         super().load(param, tensor)
+        self._divide()
+
+    def finish(self) -> None:
+        """Take what was stored out of its form."""
+        if self.stored is not None:
+            ones = torch.eye(self._latent_size, dtype=self._dtype, device=self._device)
+            self._weight = self.stored(ones).T.contiguous()
+            self.stored = None
+            self._divide()
+
+    def _divide(self) -> None:
         by_head = torch.unflatten(self.weight, 0, (self._heads, -1))
         self._key = by_head[:, : self._nope_size].transpose(1, 2)
         self._value = by_head[:, self._nope_size :]

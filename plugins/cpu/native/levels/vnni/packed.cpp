@@ -15,6 +15,8 @@ void packed(const Packed& a, int threads) {
         int8(a, threads);
     else if (a.layout.format == Format::int4)
         int4(a, threads);
+    else if (a.layout.codes())
+        codes(a, threads);
     else if (in_blocks(a.layout.format))
         blocks(a, threads);
     else
