@@ -14,11 +14,15 @@ _HALVES = {
 TYPES = tuple(_HALVES)
 
 
-def random_blocks(kind: str, outputs: int, inputs: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(uint8 [O, blocks, bytes], float64 [O, I])."""
+def random_blocks(
+    kind: str, outputs: int, inputs: int, seed: int = 0, fill: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(uint8 [O, blocks, bytes], float64 [O, I]). fill: of all bytes but the scales' float16s; None: random ones."""
     rng = np.random.default_rng([seed, outputs, inputs])
     each, width = gguf.GGML_QUANT_SIZES[Kind[kind]]
     blocks = rng.integers(0, 256, (outputs, inputs // each, width), dtype=np.uint8)
+    if fill is not None:
+        blocks[:] = fill
     for at in _HALVES[kind]:
         scales = (rng.normal(size=(outputs, inputs // each)) * 0.01).astype(np.float16)
         blocks[..., at : at + 2] = scales[..., None].view(np.uint8)

@@ -15,6 +15,7 @@ from engine.types.errors import UnsupportedModelError
 from engine.types.parallel import Shard
 from engine_kit.ggml_blocks import METHOD
 from engine_kit.ggml_blocks import TYPES as FORMS
+from engine_kit.routing import ExpertAct
 
 pytest.importorskip("engine_cpu._native", reason="engine_cpu's native module is not built")
 
@@ -122,19 +123,8 @@ def test_float16(level: str) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_extremes(level: str, kind: str) -> None:
     """All codes and rows at their ends, over many inputs: no sum saturates. A row that is no number stays alone."""
-    blocks, _ = random_blocks(kind, 33, 2048)
     for value in (0x00, 0xFF):
-        full = blocks.copy()
-        form = FORMS[kind]
-        halves = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}.get(kind, 0)
-        kept = full[..., halves : halves + 4].copy()
-        full[:] = value
-        full[..., halves : halves + 4] = kept if form.bytes - halves >= 4 else kept[..., : form.bytes - halves]
-        if kind in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"):  # one float16 in front, not two
-            full[..., 2:] = value
-        import gguf
-
-        weight = gguf.dequantize(full.reshape(33, -1), gguf.GGMLQuantizationType[kind]).astype(np.float64)
+        full, weight = random_blocks(kind, 33, 2048, fill=value)
         driver = body({"layer": kind}, level)
         packed = driver.pack(*layer({"layer": torch.from_numpy(full)}, 2048))
         x = torch.ones(3, 2048) * torch.tensor([[1.0], [-1.0], [0.0]])
@@ -163,10 +153,8 @@ def test_recorded_calls() -> None:
 
 def test_experts(level: str) -> None:
     """All of a layer's at once: as each by itself."""
-    from engine_kit.routing import ExpertAct
-
     types = {"e.experts.*.gate": "Q4_K", "e.experts.*.up": "Q4_K", "e.experts.*.down": "Q6_K"}
-    driver, pairs, plain = body(types, level), [], []
+    driver, pairs = body(types, level), []
     for expert in range(3):
         gate, up, down = (
             random_blocks(k, 256, 256, seed=3 * expert + i) for i, k in enumerate(("Q4_K", "Q4_K", "Q6_K"))
@@ -175,7 +163,6 @@ def test_experts(level: str) -> None:
         first = driver.pack(*layer({names[0]: torch.from_numpy(gate[0]), names[1]: torch.from_numpy(up[0])}, 256))
         last = driver.pack(*layer({names[2]: torch.from_numpy(down[0])}, 256))
         pairs.append((first, last))
-        plain.append((first, last))
     x, ids = (
         torch.randn(7, 256),
         torch.tensor([[0, 1], [1, 2], [2, 0], [0, 1], [1, 2], [2, 0], [0, 2]], dtype=torch.int32),
@@ -185,7 +172,7 @@ def test_experts(level: str) -> None:
     for token in range(7):
         expected = torch.zeros(256)
         for expert, weight in zip(ids[token].tolist(), weights[token], strict=True):
-            first, last = plain[expert]
+            first, last = pairs[expert]
             gate, up = driver.linear(x[token : token + 1], first).chunk(2, dim=1)
             expected += weight * driver.linear(torch.nn.functional.silu(gate) * up, last)[0]
         assert torch.allclose(found[token], expected, rtol=0.05, atol=0.02 * float(expected.abs().max()))

@@ -98,15 +98,16 @@ def tiny_model(architecture: str, *, hidden: int = 256, layers: int = 2, seed: i
     return model.eval()
 
 
-def _per_expert(name: str) -> str:
-    return name.replace(".experts.gate_up_proj", ".experts.gate_up").replace(".experts.down_proj", ".experts.down")
+def _names(config: Any) -> gguf.TensorNameMap:
+    """ggml's own table of names."""
+    architecture = _ARCHITECTURES[config.architectures[0]].upper()
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture], config.num_hidden_layers)
 
 
 def tensors_of(model: Any) -> dict[str, np.ndarray]:
     """The model's matrices and vectors, by llama.cpp's names."""
     config = model.config
-    arch = gguf.MODEL_ARCH[_ARCHITECTURES[config.architectures[0]].upper().replace("QWEN3MOE", "QWEN3MOE")]
-    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    names = _names(config)
     found: dict[str, np.ndarray] = {}
     for name, tensor in model.state_dict().items():
         data = tensor.float().numpy()
@@ -121,7 +122,7 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
             found[f"blk.{layer}.ffn_down_exps.weight"] = data
         else:
             stem, _, kind = name.rpartition(".")
-            ours = names.get_name(stem.replace("block_sparse_moe.gate", "block_sparse_moe.gate"))
+            ours = names.get_name(stem)
             assert ours is not None, name
             found[f"{ours}.{kind}"] = data
     return found
@@ -184,9 +185,7 @@ def _halves(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def _put_back(model: Any, rounded: Mapping[str, np.ndarray]) -> None:
     config = model.config
-    names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[_ARCHITECTURES[config.architectures[0]].upper()], config.num_hidden_layers
-    )
+    names = _names(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             layer = name.split(".")[2] if name.startswith("model.layers.") else ""
