@@ -41,7 +41,7 @@ public:
                 std::size_t out_stride, std::uintptr_t scratch, std::uintptr_t order) const {
         const Packed arguments{layout,     static_cast<DType>(dtype), at(x),                 x_stride, rows,
                                at(weight), at<const float>(scales),   at<const float>(bias), at(out),  at(scratch),
-                               out_stride, at<const std::int32_t>(order)};
+                               at<const std::int32_t>(order), out_stride};
         tape::run(layout.quantized() ? "linear_quantized" : "linear_packed",
                   [kernel = kernel_, arguments, threads = threads_] {
                       Packed now = arguments;

@@ -29,8 +29,8 @@ struct Packed {
     const float* bias;    // [panels * 32], or null
     void* out;
     void* scratch;  // layout.scratch_bytes(rows)
-    std::size_t out_stride;
     const std::int32_t* order = nullptr;  // of stored codes, [inputs]: which input of x comes where; null: as they stand
+    std::size_t out_stride = 0;           // from a row of out to the next; 0: they lie side by side
 };
 
 // out [rows, heads, size], dense, = x [rows, heads, size] / rms * weight [size]
@@ -122,6 +122,9 @@ struct Kernels {
     void (*gated_delta)(DType dtype, const GatedDelta& arguments, int threads);
     void (*gated_norm)(DType dtype, const GatedNorm& arguments, int threads);
     void (*gate_by)(DType dtype, const GateBy& arguments, int threads);
+    // `packed` of several products of one layout and dtype, whose rows are few: each weight is read once, and threads wait
+    // for each other once. Returns false, having done nothing, for a format that this level computes one by one.
+    bool (*packed_all)(const Packed* all, std::size_t count, int threads);
 };
 
 // The levels that are compiled in and that this processor can run, lowest first.

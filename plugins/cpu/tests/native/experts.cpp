@@ -273,7 +273,7 @@ struct Matrices {
         Memory scratch(layout.scratch_bytes(1));
         kernels.packed({layout, dtype, x, layout.inputs, 1, reinterpret_cast<const void*>(weight_of[expert]),
                         reinterpret_cast<const float*>(scale_of[expert]),
-                        reinterpret_cast<const float*>(bias_of[expert]), out, scratch.data(), layout.outputs}, 1);
+                        reinterpret_cast<const float*>(bias_of[expert]), out, scratch.data()}, 1);
     }
 };
 

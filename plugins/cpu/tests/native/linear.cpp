@@ -182,8 +182,7 @@ struct Layer {
         Memory scratch(layout.scratch_bytes(rows));
         kernels.packed({layout, dtype, x.at(first * stride), stride, rows, weight.data(),
                         scales.size() ? static_cast<float*>(scales.data()) : nullptr,
-                        bias.size() ? static_cast<float*>(bias.data()) : nullptr, out.data(), scratch.data(),
-                        layout.outputs},
+                        bias.size() ? static_cast<float*>(bias.data()) : nullptr, out.data(), scratch.data()},
                        threads);
         expect(out.intact() && scratch.intact(), "%s %zu x %zu wrote beyond its end for %zu rows",
                FORMATS[static_cast<int>(layout.format)], layout.outputs, layout.inputs, rows);
@@ -228,7 +227,7 @@ void check_extremes(const Kernels& kernels) {
         engine_cpu::pack(layout, DType::float32, plain.data(), INPUTS, weight.data(), static_cast<float*>(scales.data()), 1);
         Array out(DType::float32, ROWS * OUTPUTS);
         kernels.packed({layout, DType::float32, x.data(), INPUTS, ROWS, weight.data(), static_cast<float*>(scales.data()),
-                        nullptr, out.data(), scratch.data(), OUTPUTS}, 1);
+                        nullptr, out.data(), scratch.data()}, 1);
         for (std::size_t i = 0; i < out.size(); ++i) {
             const double sign = (i / OUTPUTS % 2 ? -1.0 : 1.0) * (i % OUTPUTS % 2 ? 1.0 : -1.0);
             expect(close(out[i], sign * 3 * INPUTS, 1e-5 * 3 * INPUTS), "%s at its ends: %.9g", FORMATS[static_cast<int>(format)],
