@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import generate_matrix
 from generate_reference import ROOT, our_drivers
 
-from engine_sdk.conformance.matrix import NOT_RUN, UNTESTED, YES, Cell, Table
+from engine_sdk.conformance.matrix import NO, NOT_RUN, PART, UNTESTED, YES, Cell, Table
 
 PAGE = ROOT / "docs" / "reference" / "models.md"
 POINT = "model"
@@ -81,9 +81,9 @@ def read(page: str) -> dict[str, list[str]]:
 
 
 def _joined(cells: list[Cell]) -> Cell:
-    """The least that is said of several."""
-    order = [UNTESTED, "no", "in part", YES]
-    least = min((cell.word for cell in cells), key=order.index)
+    """The least that is said of several; "in part" of what is done in one case and not in another."""
+    order, words = [UNTESTED, NO, PART, YES], {cell.word for cell in cells}
+    least = PART if words == {NO, YES} else min(words, key=order.index)
     return Cell(least, tuple(dict.fromkeys(note for cell in cells if cell.word != YES for note in cell.notes)))
 
 
