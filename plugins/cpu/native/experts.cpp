@@ -87,7 +87,7 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
         const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
         Packed now{by.layout, a.dtype, x, width, rows, reinterpret_cast<const void*>(by.weights[expert]),
                    of(by.scales), of(by.biases), out, scratch + at.packed};
-        now.order = reinterpret_cast<const std::int32_t*>(by.orders[expert]);
+        if (by.orders) now.order = reinterpret_cast<const std::int32_t*>(by.orders[expert]);
         kernels.packed(now, threads);
     };
     const auto compute = [&](std::size_t expert, std::size_t begin, std::size_t rows) {
