@@ -121,6 +121,9 @@ struct Kernels {
     void (*gated_delta)(DType dtype, const GatedDelta& arguments, int threads);
     void (*gated_norm)(DType dtype, const GatedNorm& arguments, int threads);
     void (*gate_by)(DType dtype, const GateBy& arguments, int threads);
+    // `packed` of several products of one layout and dtype, whose rows are few: each weight is read once, and threads wait
+    // for each other once. Returns false, having done nothing, for a format that this level computes one by one.
+    bool (*packed_all)(const Packed* all, std::size_t count, int threads);
 };
 
 // The levels that are compiled in and that this processor can run, lowest first.

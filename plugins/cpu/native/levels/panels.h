@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels.h"
 #include "levels/fetch.h"
 #include "levels/words.h"
 #include "packing.h"
@@ -89,6 +90,35 @@ void over_panels(const Layout& layout, const void* weight, std::size_t rows, con
                 const std::size_t panel = panels - divided + (index - whole) / blocks;
                 compute(panel, first, std::min(rows, first + WHOLE), address(panel));
             }
+        }
+    });
+}
+
+// The same of several products of one layout, with few rows each: prepare(item, row, size), then every panel of every
+// weight in one go, so that threads wait for each other once and not once a product. kernels[item] computes.
+template <std::size_t MOST, typename Kernel, typename Prepare>
+void over_all_panels(const Packed* all, std::size_t count, const Kernel* kernels, int threads, Prepare&& prepare) {
+    const Layout& layout = all[0].layout;
+    const std::size_t panels = layout.panels(), bytes = layout.panel_bytes(), units = layout.units();
+    parallel_for(threads, count, 4, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t item = begin; item < end; ++item)
+            over_tiles<MOST>(0, all[item].rows, [&](std::size_t row, std::size_t size) { prepare(item, row, size); });
+    });
+    const auto address = [&](std::size_t index) {
+        return static_cast<const std::uint8_t*>(all[index / panels].weight) + index % panels * bytes;
+    };
+    const std::size_t total = count * panels;
+    parallel_runs(threads, total, 0, [&](std::size_t begin, std::size_t end, std::size_t next) {
+        for (std::size_t index = begin; index < end; ++index) {
+            const std::size_t item = index / panels, rows = all[item].rows;
+            const std::uint8_t* after = address(index + 1 < end ? index + 1 : std::min(next, total - 1));
+            constexpr std::size_t WHOLE = tile_rows<MOST>(MOST);
+            const std::size_t tiles = (rows + WHOLE - 1) / WHOLE;
+            over_tiles<MOST>(0, rows, [&](std::size_t row, std::size_t size) {
+                tile<MOST>(kernels[item], index % panels, row, size,
+                           rows == size ? Fetch::along(address(index), after, bytes)
+                                        : Fetch::part(after, bytes, row / WHOLE, tiles, units));
+            });
         }
     });
 }

@@ -7,6 +7,7 @@ namespace engine_cpu::ENGINE_CPU_LEVEL {
 
 void sum(DType dtype, void* dst, const void* const* src, int n, std::size_t count);
 void packed(const Packed& arguments, int threads);
+bool packed_all(const Packed* all, std::size_t count, int threads);
 void int8(const Packed& arguments, int threads);
 void int4(const Packed& arguments, int threads);
 void codes(const Packed& arguments, int threads);

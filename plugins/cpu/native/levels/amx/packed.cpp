@@ -184,5 +184,8 @@ void packed(const Packed& a, int threads) {
         ENGINE_CPU_BASE::table().packed(a, threads);
 }
 
+// One by one: what the level below would compute of bfloat16 has other bits.
+bool packed_all(const Packed*, std::size_t, int) { return false; }
+
 }  // namespace ENGINE_CPU_LEVEL
 }  // namespace engine_cpu

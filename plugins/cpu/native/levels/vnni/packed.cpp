@@ -20,5 +20,9 @@ void packed(const Packed& a, int threads) {
         ENGINE_CPU_BASE::table().packed(a, threads);
 }
 
+bool packed_all(const Packed* all, std::size_t count, int threads) {
+    return ENGINE_CPU_BASE::table().packed_all(all, count, threads);
+}
+
 }  // namespace ENGINE_CPU_LEVEL
 }  // namespace engine_cpu
