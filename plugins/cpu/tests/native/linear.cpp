@@ -236,6 +236,79 @@ void check_extremes(const Kernels& kernels) {
     }
 }
 
+// Codes as a checkpoint stores them, in whatever order of inputs: beside double precision, and with scalar's bits.
+void check_codes(const Kernels& kernels, const Kernels& scalar, Layout layout, DType dtype, bool ordered, bool table,
+                 Random& random) {
+    constexpr std::size_t ROWS = 19;
+    const std::size_t outputs = layout.outputs, inputs = layout.inputs, groups = layout.groups(), size = layout.group_size;
+    const bool whole = layout.whole_numbers(), four = layout.nibbles();
+    Memory codes(outputs * inputs), zeros(outputs * groups), order(inputs * 4), weight(layout.bytes());
+    const DType kept = layout.scale == engine_cpu::ScaleType::bfloat16 ? DType::bfloat16 : DType::float32;
+    Array scales(kept, outputs * groups, random), numbers(DType::float32, 16), x(dtype, ROWS * inputs, random);
+    Array bias(DType::float32, layout.panels() * PANEL, random);
+    for (std::size_t i = 0; i < outputs * inputs; ++i) {
+        std::uint8_t code = static_cast<std::uint8_t>(random.below(four ? 16 : 256));
+        if (layout.format == Format::values8 && (code & 127) == 127) code = 1;  // no number
+        codes.data<std::uint8_t>()[i] = code;
+    }
+    for (std::size_t i = 0; i < outputs * groups; ++i)
+        zeros.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(random.below(four ? 16 : 256));
+    for (std::size_t i = 0; i < 16; ++i) numbers.set(i, whole ? std::floor(random.uniform() * 256) : random.normal());
+    for (std::size_t i = 0; i < inputs; ++i) order.data<std::int32_t>()[i] = static_cast<std::int32_t>(inputs - 1 - i);
+    engine_cpu::pack_codes(layout, codes.data<std::uint8_t>(), scales.data(), zeros.data<std::uint8_t>(),
+                           weight.data<std::uint8_t>(), 1);
+    expect(weight.intact(), "packing codes wrote beyond its end");
+    const bool by_table = table || layout.format == Format::values4;
+    const auto run = [&](const Kernels& with, std::size_t rows) {
+        Array out(dtype, rows * outputs);
+        Memory scratch(layout.scratch_bytes(rows));
+        Packed given{layout, dtype, x.data(), inputs, rows, weight.data(),
+                     by_table ? static_cast<float*>(numbers.data()) : nullptr, static_cast<float*>(bias.data()), out.data(),
+                     scratch.data()};
+        if (ordered) given.order = order.data<std::int32_t>();
+        with.packed(given, 1);
+        expect(out.intact() && scratch.intact(), "codes wrote beyond their end for %zu rows", rows);
+        return out;
+    };
+    const auto number_of = [&](std::size_t o, std::size_t i) {
+        const std::uint8_t code = codes.data<std::uint8_t>()[o * inputs + i];
+        double number = by_table ? numbers[code] : code;
+        if (layout.format == Format::values8) {
+            const int exponent = code >> 3 & 15, fraction = code & 7;
+            number = exponent ? std::ldexp(8 + fraction, exponent - 10) : std::ldexp(fraction, -9);
+            if (code & 128) number = -number;
+        }
+        return (number - (whole ? zeros.data<std::uint8_t>()[o * groups + i / size] : 0)) * scales[o * groups + i / size];
+    };
+    const Array found = run(kernels, ROWS);
+    expect(found.same_bits(run(scalar, ROWS), found.size()), "codes %d: not scalar's bits", static_cast<int>(layout.format));
+    for (std::size_t row = 0; row < ROWS; ++row) {
+        std::vector<double> values(inputs);
+        for (std::size_t i = 0; i < inputs; ++i) values[i] = x[row * inputs + (ordered ? inputs - 1 - i : i)];
+        for (std::size_t begin = 0; whole && begin < inputs; begin += size) {
+            const std::size_t end = std::min(inputs, begin + size);
+            float most = 0;
+            for (std::size_t i = begin; i < end; ++i) most = std::max(most, static_cast<float>(std::fabs(values[i])));
+            for (std::size_t i = begin; i < end; ++i)
+                values[i] = std::rint(static_cast<float>(values[i]) * (127.0f / most)) * static_cast<double>(most / 127.0f);
+        }
+        for (std::size_t o = 0; o < outputs; ++o) {
+            double sum = bias[o], terms = std::fabs(sum);
+            for (std::size_t i = 0; i < inputs; ++i) {
+                const double term = values[i] * number_of(o, i);
+                sum += term;
+                terms += std::fabs(term);
+            }
+            const double error = 4e-6 * terms + (dtype == DType::bfloat16 ? precision(dtype) / 2 * std::fabs(sum) : 0);
+            expect(close(found[row * outputs + o], sum, error), "codes %d: row %zu, output %zu: %.9g, not %.9g",
+                   static_cast<int>(layout.format), row, o, found[row * outputs + o], sum);
+        }
+    }
+    const Array one = run(kernels, 1);
+    for (std::size_t o = 0; o < outputs; ++o)
+        expect(one[o] == found[o], "codes %d: a row alone gives other bits", static_cast<int>(layout.format));
+}
+
 // A row with a NaN gives NaN, and the others what they give without it.
 void check_nan(const Kernels& kernels, Format format, DType dtype) {
     Random random(7);
@@ -266,6 +339,15 @@ void test_linear(const Kernels& kernels, const Kernels& scalar) {
             }
         }
     }
+    for (const Format format : {Format::codes4, Format::codes8, Format::values4, Format::values8})
+        for (const auto& [outputs, inputs] : SIZES)
+            for (const DType dtype : {DType::float32, DType::bfloat16}) {
+                biased = !biased;
+                const auto scale = biased ? engine_cpu::ScaleType::bfloat16 : engine_cpu::ScaleType::float32;
+                check_codes(kernels, scalar, {format, outputs, inputs, 32, scale}, dtype, biased, false, random);
+                if (format == Format::codes4)
+                    check_codes(kernels, scalar, {format, outputs, inputs, 8, scale}, dtype, !biased, true, random);
+            }
     for (int format = static_cast<int>(Format::float16); format <= static_cast<int>(Format::iq4_xs); ++format) {
         biased = !biased;
         Layer layer({static_cast<Format>(format), 37, 512, 0}, biased ? DType::float32 : DType::bfloat16, biased, random);
