@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from engine.frontend.assemble import Frontend, assemble_frontend, start_client
-from engine.frontend.input_processor import Prompt, as_prompts
+from engine.frontend.input_processor import Prompt, as_prompts, with_field
 from engine.frontend.launch import Launch, launch
 from engine.frontend.request_checks import check_task
 from engine.frontend.request_state import OutputKind, RequestState
@@ -25,6 +25,7 @@ from engine.types.errors import EngineDeadError, EngineError, InvalidRequestErro
 from engine.types.outputs import CompletionOutput, CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams
+from engine.types.request import Adapter
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
@@ -37,6 +38,7 @@ Prompts = Prompt | Sequence[Prompt]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 Pooling = PoolingParams | Sequence[PoolingParams] | None
 Timeouts = float | Sequence[float | None] | None
+Adapters = Adapter | Sequence[Adapter | None] | None
 Bar = bool | Callable[..., Any]
 """Whether to show a progress bar, where `engine_kit` is installed; a callable is used in tqdm's place."""
 T = TypeVar("T")
@@ -251,6 +253,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         timeout: Timeouts = None,
         return_errors: bool = False,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -263,6 +266,7 @@ class LLM:
                 included, ends with a RequestTimeoutError.
             return_errors: a prompt that cannot be served, whatever the reason, has an output with finish reason "error"
                 and `RequestOutput.error` in its place, and nothing is raised for it.
+            lora_request: the adapter, for all or one for each prompt (None: the model alone), see `engine_lora`.
 
         Returns one output a prompt, in the order of the prompts.
 
@@ -276,7 +280,8 @@ class LLM:
 
             After any of these, but for EngineDeadError, the engine can be used again.
         """
-        return self._serve(as_prompts(prompts), sampling_params, use_tqdm, priority, timeout, return_errors)
+        several = as_prompts(prompts)
+        return self._serve(several, sampling_params, use_tqdm, priority, timeout, return_errors, adapter=lora_request)
 
     def chat(
         self,
@@ -291,6 +296,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         timeout: Timeouts = None,
         return_errors: bool = False,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several.
 
@@ -301,7 +307,7 @@ class LLM:
             add_generation_prompt: end the prompt with the beginning of the assistant's turn.
             chat_template: a template, or the name of one of the model's; None takes the model's default.
             chat_template_kwargs: further variables of the template.
-            priority, timeout, return_errors: as for `generate`, of each conversation.
+            priority, timeout, return_errors, lora_request: as for `generate`, of each conversation.
 
         Raises:
             TokenizerError: there is no template, or it refuses the messages; as a prompt that cannot be served.
@@ -319,7 +325,8 @@ class LLM:
                 variables=chat_template_kwargs,
             )
 
-        return self._serve(conversations, sampling_params, use_tqdm, priority, timeout, return_errors, rendered)
+        given = sampling_params, use_tqdm, priority, timeout, return_errors, rendered
+        return self._serve(conversations, *given, adapter=lora_request)
 
     def beam_search(self, prompts: Prompts, params: Any, *, use_tqdm: Bar = False) -> list[Any]:
         """The most likely continuations: for each prompt the `beam_width` best sequences, best first.
@@ -451,6 +458,7 @@ class LLM:
         timeout: Timeouts = None,
         return_errors: bool = False,
         prompt_of: Callable[[Any], Any] = lambda prompt: prompt,
+        adapter: Adapters = None,
     ) -> list[RequestOutput]:
         """See `generate`. Everything is validated before anything is queued. prompt_of: makes the prompt of what stands
         in `prompts`."""
@@ -459,14 +467,16 @@ class LLM:
         each: list[SamplingParams | PoolingParams] = _each("sampling params", given, len(prompts))
         priorities = _each("priorities", 0 if priority is None else priority, len(prompts))
         timeouts = _each("timeouts", timeout, len(prompts))
+        adapters = _each("adapters", adapter, len(prompts))
         first, self._counter = self._counter, self._counter + len(prompts)
-        several = zip(prompts, each, priorities, timeouts, strict=True)
+        several = zip(prompts, each, priorities, timeouts, adapters, strict=True)
         processed: list[RequestState] = []
         refused: list[RequestOutput] | None = [] if return_errors else None
-        for index, (prompt, param, urgency, seconds) in enumerate(several):
+        for index, (prompt, param, urgency, seconds, by) in enumerate(several):
             name = str(first + index)
             try:
-                processed.append(process(name, prompt_of(prompt), param, None, urgency, seconds))
+                made = with_field(prompt_of(prompt), "adapter", by)
+                processed.append(process(name, made, param, None, urgency, seconds))
             except EngineError as error:
                 if refused is None or isinstance(error, EngineDeadError):
                     raise

@@ -45,7 +45,7 @@ def test_each_point_has_a_driver_of_ours_that_comes_through_entry_points():
     registry = Registry.discover()
     for point in POINTS:
         # a mixture's experts come with the models that have them, which a start of the tiny one does without
-        ours = own() | ({"engine-moe"} if point == "experts" else set())
+        ours = own() | {"experts": {"engine-moe"}, "adapter": {"engine-lora"}}.get(point, set())
         assert any(c.distribution in ours for c in registry.candidates(point)), point
     assert not [problem for problem in registry.problems if problem.kind == "broken"]
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "parallel.h"
 
@@ -11,6 +12,7 @@ namespace engine_cpu {
 namespace {
 
 constexpr std::size_t PIECE = 32768;  // bytes to copy that are worth a thread
+constexpr std::size_t FEW = 256;      // rows of all experts together that go through each projection at once
 
 // What a step needs beside its tensors, in one piece of memory: where its parts begin. An expert's tokens are taken in
 // as many pieces as it needs for no piece to have more than the step has rows: ids repeat where logits were no numbers.
@@ -27,11 +29,12 @@ struct Scratch {
         starts = take((experts + 1) * 4);
         tokens = take(all * 4);
         places = take(all * 4);
-        gathered = take(rows * first.inputs * item);
-        inner = take(rows * first.outputs * item);
-        acted = take(rows * last.inputs * item);
+        const std::size_t most = std::max(rows, std::min(all, FEW));  // at once
+        gathered = take(most * first.inputs * item);
+        inner = take(most * first.outputs * item);
+        acted = take(most * last.inputs * item);
         terms = take(all * last.outputs * item);
-        packed = take(std::max(first.scratch_bytes(rows), last.scratch_bytes(rows)));
+        packed = take(std::max(first.scratch_bytes(most), last.scratch_bytes(most)) + std::min(experts, FEW) * 64);
     }
 
     std::size_t take(std::size_t size) {
@@ -73,38 +76,27 @@ std::size_t experts_scratch_bytes(const Layout& first, const Layout& last, std::
 
 void experts(const Kernels& kernels, const Experts& a, int threads) {
     if (!a.rows) return;
-    const std::size_t item = size_of(a.dtype), hidden = a.first.layout.inputs;
+    const std::size_t item = size_of(a.dtype), hidden = a.first.layout.inputs, outputs = a.last.layout.outputs;
     // of the last projection's rows: it may read some inputs twice, by its order
     const std::size_t inner = a.act.gated ? a.first.layout.outputs / 2 : a.first.layout.outputs;
-    const std::size_t outputs = a.last.layout.outputs;
+    const std::size_t all = a.rows * a.per_token;
     const Scratch at(a.first.layout, a.last.layout, a.experts, a.rows, a.per_token, item);
     auto* scratch = static_cast<std::uint8_t*>(a.scratch);
     const auto ints = [scratch](std::size_t offset) { return reinterpret_cast<std::int32_t*>(scratch + offset); };
     const Sorted sorted{ints(at.starts), ints(at.tokens), ints(at.places)};
     sort(a, sorted);
-    const auto multiply = [&](const ExpertMatrices& by, std::size_t expert, const void* x, std::size_t width, std::size_t rows,
-                              void* out) {
-        const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
-        Packed now{by.layout, a.dtype, x, width, rows, reinterpret_cast<const void*>(by.weights[expert]),
-                   of(by.scales), of(by.biases), out, scratch + at.packed};
-        now.order = reinterpret_cast<const std::int32_t*>(by.orders[expert]);
-        kernels.packed(now, threads);
+    const auto begin_of = [&](std::size_t expert) { return static_cast<std::size_t>(sorted.starts[expert]); };
+    const auto gather = [&](std::size_t begin, std::size_t rows) {
+        const std::size_t bytes = hidden * item;
+        parallel_for(threads, rows, PIECE / (bytes + 1) + 1, [&](std::size_t first, std::size_t last) {
+            for (std::size_t row = first; row < last; ++row) {
+                const auto token = static_cast<std::size_t>(sorted.tokens[begin + row]);
+                std::memcpy(scratch + at.gathered + row * bytes,
+                            static_cast<const std::uint8_t*>(a.x) + token * a.x_stride * item, bytes);
+            }
+        });
     };
-    const auto compute = [&](std::size_t expert, std::size_t begin, std::size_t rows) {
-        const auto row_of = [&](std::size_t row) {
-            const auto token = static_cast<std::size_t>(sorted.tokens[begin + row]);
-            return static_cast<const std::uint8_t*>(a.x) + token * a.x_stride * item;
-        };
-        const void* x = row_of(0);
-        if (rows > 1) {
-            const std::size_t bytes = hidden * item;
-            std::uint8_t* gathered = scratch + at.gathered;
-            parallel_for(threads, rows, PIECE / (bytes + 1) + 1, [&](std::size_t first, std::size_t last) {
-                for (std::size_t row = first; row < last; ++row) std::memcpy(gathered + row * bytes, row_of(row), bytes);
-            });
-            x = gathered;
-        }
-        multiply(a.first, expert, x, hidden, rows, scratch + at.inner);
+    const auto act = [&](std::size_t rows) {
         GatedAct act = a.act;
         act.x = scratch + at.inner;
         act.x_stride = a.first.layout.outputs;
@@ -112,12 +104,44 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
         act.size = inner;
         act.out = scratch + at.acted;
         kernels.gated_act(a.dtype, act, threads);
-        multiply(a.last, expert, scratch + at.acted, inner, rows, scratch + at.terms + begin * outputs * item);
     };
-    for (std::size_t expert = 0; expert < a.experts; ++expert) {
-        const auto end = static_cast<std::size_t>(sorted.starts[expert + 1]);
-        for (std::size_t begin = static_cast<std::size_t>(sorted.starts[expert]); begin < end; begin += a.rows)
-            compute(expert, begin, std::min(a.rows, end - begin));
+    // An expert's, of rows of so many elements that lie at x.
+    const auto product = [&](const ExpertMatrices& by, std::size_t expert, std::size_t x, std::size_t width,
+                             std::size_t rows, std::size_t out, std::size_t room) {
+        const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
+        Packed found{by.layout, a.dtype, scratch + x, width, rows, reinterpret_cast<const void*>(by.weights[expert]),
+                     of(by.scales), of(by.biases), scratch + out, scratch + room};
+        if (by.orders) found.order = reinterpret_cast<const std::int32_t*>(by.orders[expert]);
+        return found;
+    };
+    const auto at_once = [&](const ExpertMatrices& by, std::size_t x, std::size_t width, std::size_t out) {
+        std::vector<Packed> products;
+        std::size_t room = at.packed;
+        for (std::size_t expert = 0; expert < a.experts; ++expert) {
+            const std::size_t begin = begin_of(expert), rows = begin_of(expert + 1) - begin;
+            if (!rows) continue;
+            products.push_back(product(by, expert, x + begin * width * item, width, rows,
+                                       out + begin * by.layout.outputs * item, room));
+            room += (by.layout.scratch_bytes(rows) + 63) / 64 * 64;
+        }
+        if (kernels.packed_all(products.data(), products.size(), threads)) return;
+        for (const Packed& each : products) kernels.packed(each, threads);
+    };
+    if (all <= FEW) {
+        gather(0, all);
+        at_once(a.first, at.gathered, hidden, at.inner);
+        act(all);
+        at_once(a.last, at.acted, inner, at.terms);
+    } else {
+        for (std::size_t expert = 0; expert < a.experts; ++expert)
+            for (std::size_t begin = begin_of(expert), end = begin_of(expert + 1); begin < end; begin += a.rows) {
+                const std::size_t rows = std::min(a.rows, end - begin);
+                gather(begin, rows);
+                kernels.packed(product(a.first, expert, at.gathered, hidden, rows, at.inner, at.packed), threads);
+                act(rows);
+                kernels.packed(product(a.last, expert, at.acted, inner, rows, at.terms + begin * outputs * item, at.packed),
+                               threads);
+            }
     }
     kernels.combine(a.dtype, {scratch + at.terms, sorted.places, a.weights, a.rows, a.per_token, outputs, a.out},
                     threads);

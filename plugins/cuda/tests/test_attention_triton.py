@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.interfaces.attention import AttentionNeed, LayerCache
+from engine.interfaces.attention import AttentionNeed, LayerCache, Rotation
 from engine.types.parallel import Parallel
 from engine_cuda import attention_reasons
 from engine_cuda.attention_mla.card import TritonLatentAttention
@@ -29,6 +29,7 @@ from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOp
 from engine_cuda.attention_triton.items import FIELDS
 from engine_cuda.attention_triton.plan import TritonPlan
 from engine_cuda.interpreter import interpreted
+from engine_cuda.ops_triton.body import TritonOpsBody
 from engine_reference.attention_torch.attention import TorchAttentionBody
 from engine_sdk.conformance.attention.case import Case, Form, check_unseen, whole_rows
 from engine_sdk.conformance.attention.dense import Tree
@@ -128,6 +129,34 @@ def test_ragged_batches(form: Form, decodes: list[int], others: list[Any], seed:
     rows = [[n] for n in decodes] + [list(range(n)) if isinstance(n, int) else sorted(n) for n in others]
     some = case(form, rows, len(decodes), seed=seed, padding_tokens=seed % 3)
     some.check(*some.run(driver()))
+
+
+@pytest.mark.skipif(not interpreted(), reason="a GPU may round the last bit of two kernels' sums otherwise")
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("kv_dtype", "rotary"), [(None, 24), ("float8_e4m3fn", 32)])
+def test_rotating_is_that_of_the_operations(kv_dtype: str | None, rotary: int, normed: bool) -> None:
+    """Bit by bit, in queries and in the pool: of a value that is no number too, whose key is not stored."""
+    form = Form(dtype="bfloat16", kv_dtype=kv_dtype, head_size=32)
+    one, other = (case(form, [[20], range(3, 9), range(5)], 1, strided=True, padding_tokens=2) for _ in range(2))
+    random = torch.Generator().manual_seed(0)
+    cos_sin = torch.randn(40, rotary, generator=random).to(DEVICE)
+    positions = torch.randint(0, 40, (len(one.q),), generator=random).to(DEVICE)
+    weights = [torch.randn(32, generator=random).bfloat16().to(DEVICE) for _ in range(2)]
+    body, ops = driver("bfloat16"), TritonOpsBody(None)  # type: ignore[arg-type]
+    for each in (one, other):
+        each.new_v[2, 0, 5], each.new_v[4, 1, 0] = float("nan"), float("inf")
+        each.new_k[:, 0] *= 300  # more than 8 bits hold
+    cache, plan = one.write_history(body), body.plan(one.batch, one.group)
+    rotation = Rotation(positions, cos_sin, (weights[0], weights[1]) if normed else (), 1e-5)
+    q, _ = body.write_rotated(one.layer, one.q, one.new_k, one.new_v, rotation, cache, plan)
+    cache = other.write_history(body)
+    if normed:
+        given = ops.qk_norm_rope(other.q, other.new_k, weights[0], weights[1], 1e-5, positions, cos_sin)
+    else:
+        given = ops.rope(other.q, other.new_k, positions, cos_sin)
+    body.write(other.layer, given[1], other.new_v, cache, plan)
+    assert torch.equal(q, given[0])
+    assert torch.equal(one.pool.view(torch.uint8), other.pool.view(torch.uint8))
 
 
 def test_the_reference_driver_says_the_same() -> None:

@@ -223,6 +223,7 @@ FAMILIES = {
     "anthropic_routes": "/v1/messages",
     "responses_routes": "/v1/responses",
     "pooling_routes": "/v1/embeddings",
+    "adapter_routes": "/v1/load_lora_adapter",
     "tokenization_routes": "/tokenize",
     "operations_routes": "/health",
     "metrics_routes": "/metrics",

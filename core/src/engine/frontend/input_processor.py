@@ -23,7 +23,7 @@ from engine.types.hooks import HTTPOrigin, RequestInfo
 from engine.types.model import ModelDescription
 from engine.types.params import MAX_SEED, SamplingParams
 from engine.types.pooling import PoolingParams
-from engine.types.request import EngineRequest
+from engine.types.request import Adapter, EngineRequest
 from engine.types.retention import KVRetention
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MAX_TIMEOUT = 1e9
 ALL_THAT_FITS = -1
 _CUT = "truncate_prompt_tokens"
 _KEYS = frozenset(
-    {"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", _CUT, "kv_transfer", "kv_retention"}
+    {"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", _CUT, "kv_transfer", "kv_retention", "adapter"}
 )
 _FORMS = 'pass a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
 
@@ -44,7 +44,8 @@ class TextPrompt(TypedDict):
     False, the tokenizer adds those that it adds to every text, such as one that begins it. Of a prompt with
     `truncate_prompt_tokens` the last so many tokens are taken, the first where it is pooled; -1: as many as fit.
     `kv_transfer` tells KV connectors which engine computed it, or is to go on from here: `RequestOutput.kv_transfer` of
-    the one is for the other. `kv_retention` says what becomes of its KV cache, see `KVRetention`."""
+    the one is for the other. `kv_retention` says what becomes of its KV cache, see `KVRetention`; `adapter` by which
+    `engine.types.request.Adapter` it is computed."""
 
     prompt: str
     cache_salt: NotRequired[str]
@@ -52,6 +53,7 @@ class TextPrompt(TypedDict):
     add_special_tokens: NotRequired[bool]
     kv_transfer: NotRequired[dict[str, Any]]
     kv_retention: NotRequired[dict[str, Any] | Sequence[dict[str, Any]]]
+    adapter: NotRequired[Adapter]
 
 
 class TokensPrompt(TypedDict):
@@ -63,6 +65,7 @@ class TokensPrompt(TypedDict):
     truncate_prompt_tokens: NotRequired[int]
     kv_transfer: NotRequired[dict[str, Any]]
     kv_retention: NotRequired[dict[str, Any] | Sequence[dict[str, Any]]]
+    adapter: NotRequired[Adapter]
 
 
 Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
@@ -75,7 +78,7 @@ class ParsedPrompt(NamedTuple):
     Args:
         text: to tokenise, or to show with the output.
         token_ids: plain Python integers, not yet compared with the vocabulary.
-        cache_salt, add_special_tokens, truncate, kv_transfer, kv_retention: see `TextPrompt`.
+        cache_salt, add_special_tokens, truncate, kv_transfer, kv_retention, adapter: see `TextPrompt`.
     """
 
     text: str | None
@@ -85,6 +88,7 @@ class ParsedPrompt(NamedTuple):
     truncate: int | None = None
     kv_transfer: dict[str, Any] | None = None
     kv_retention: tuple[KVRetention, ...] = ()
+    adapter: Adapter | None = None
 
 
 class SteadyClock:
@@ -294,6 +298,7 @@ class InputProcessor:
                 else None,  # the others of n wait for it, and find its pages
                 kv_retention=parsed.kv_retention,
                 encoder=encoder,
+                adapter=parsed.adapter,
             )
             for index, one in enumerate(filled_in)
         ]
@@ -453,8 +458,18 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     transfer = prompt.get("kv_transfer")
     if transfer is not None and not isinstance(transfer, dict):
         raise InvalidRequestError(f"kv_transfer={shown(transfer)}", "it is not a dict", _FORMS)
+    adapter = prompt.get("adapter")
+    if adapter is not None and not isinstance(adapter, Adapter):
+        raise InvalidRequestError(f"adapter={shown(adapter)}", "it is no adapter", "pass one as LoRARequest makes it")
     retention = _retention(prompt.get("kv_retention"))
-    return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt, special, most, transfer, retention)
+    ids = None if ids is None else _token_ids(ids)
+    return ParsedPrompt(text, ids, salt, special, most, transfer, retention, adapter)
+
+
+def with_field(prompt: Any, name: str, value: Any) -> Any:
+    """A prompt of any form with one more of its dict's fields; as it is where the value is None."""
+    form = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    return prompt if value is None else {**(prompt if isinstance(prompt, Mapping) else {form: prompt}), name: value}
 
 
 def _retention(value: Any) -> tuple[KVRetention, ...]:

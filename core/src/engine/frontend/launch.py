@@ -29,6 +29,7 @@ from engine.frontend.needs import (
     template_source,
 )
 from engine.frontend.request_checks import ConstraintCheck
+from engine.interfaces.adapter import AdapterNeed
 from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
@@ -234,12 +235,16 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     split_layers(parallel, model.num_layers)
 
     drafts_need = {"": DrafterNeed(dtype=dtype, device=device.device, framework=device.framework)}
-    drafter = choices.choose(points.DRAFTER, drafts_need)
-    if not drafter:
+    if not (drafter := choices.choose(points.DRAFTER, drafts_need)):
         choices.idle[points.DRAFTER.name] = drafts_need
     described = msgspec.structs.replace(model, max_model_len=max_model_len)
     target = Target(checkpoint, files, implementation.card, described, need)
     drafts = resolve_drafts(registry, drafter[0], target) if drafter else []
+    asked = AdapterNeed(
+        dtype=dtype, device=device.device, framework=need.framework, batch_invariant=need.batch_invariant
+    )
+    if not (adapters := choices.choose(points.ADAPTER, {"": asked})):
+        choices.idle[points.ADAPTER.name] = {"": asked}
     if drafts and (memory := platform.card.memory()) is not None:
         fits = brought("draft_memory", "see whether the weights of model and drafts fit")
         fits(config, f"{device.name}: {memory:,} bytes", memory, dtype, parallel, files, [d.start for d in drafts])
@@ -290,7 +295,9 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         tokenizer=tokenizer,
         tokenizer_folder=tokenizer_folder,
         chat_template=_chat_template(config),
-        draft_operations=frozenset().union(*(draft.implementation.card.operations for draft in drafts)),
+        more_operations=frozenset().union(
+            *(draft.implementation.card.operations for draft in drafts), *(one.card.operations for one in adapters)
+        ),
     )
     for row in TABLE:
         asks, own = row.asks(facts), row.point.name in platform.card.own_points

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 
+from engine.interfaces.adapter import OPERATIONS as ADAPTING
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.communicator import CommunicatorNeed
 from engine.interfaces.executor import ExecutorNeed
@@ -61,7 +62,7 @@ class Facts:
         tokenizer: the tokenizer's driver.
         tokenizer_folder: where its files lie.
         chat_template: that which the user gives in place of the model's.
-        draft_operations: what the bodies of draft models call.
+        more_operations: what the bodies of draft models and adapters call.
     """
 
     config: EngineConfig
@@ -74,7 +75,7 @@ class Facts:
     tokenizer: Selection[TokenizerCard]
     tokenizer_folder: str
     chat_template: str | None
-    draft_operations: frozenset[str] = frozenset()
+    more_operations: frozenset[str] = frozenset()
 
     @property
     def place(self) -> DevicePlace:
@@ -249,7 +250,7 @@ def _swap_tier(facts: Facts, asks: Mapping[str, KVConnectorNeed], registry: Regi
 
 
 def _ops(facts: Facts) -> dict[str, OpsNeed]:
-    called, invariant = facts.implementation.card.operations | facts.draft_operations, facts.config.batch_invariant
+    called, invariant = facts.implementation.card.operations | facts.more_operations, facts.config.batch_invariant
     return ops_needs(called, dtype=facts.dtype, batch_invariant=invariant, **facts.place)
 
 
@@ -271,7 +272,7 @@ def _defined_once(facts: Facts, asks: Mapping[str, OpsNeed], registry: Registry)
 
 
 TABLE: tuple[Row[Any, Any], ...] = (
-    Row(points.OPS, _ops, together=(("pack_linear", "linear"), EXPERT_OPERATIONS), found=_defined_once),
+    Row(points.OPS, _ops, together=(("pack_linear", "linear"), EXPERT_OPERATIONS, ADAPTING), found=_defined_once),
     Row(points.COMMUNICATOR, _communicator, _several_ranks),
     Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(parallel=facts.parallel)}),
     Row(points.QUANTIZATION, quantization_needs, _has_layers, found=reads_stored),

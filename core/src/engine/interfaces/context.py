@@ -94,6 +94,7 @@ class CoreContext:
         identity: of what pages hold beside tokens: the same over restarts, and another where weights, config, dtypes,
             page formats, layout, or the drivers of checkpoint, model and quantization differ. What the keys begin with
             of a store that outlives the engine. b"" where no connector is at work.
+        tell: for adapters: calls `told` of the halves in the workers; an answer of each.
         vocabulary: for an evictor, see `GrammarContext.vocabulary`. encode: a text's ids, without special tokens added.
     """
 
@@ -108,6 +109,7 @@ class CoreContext:
     parallel: Parallel = field(default_factory=Parallel)
     clock: Clock = field(default_factory=SystemClock)
     identity: bytes = b""
+    tell: Callable[..., list[Any]] | None = None
     vocabulary: Callable[[], Sequence[bytes | None]] = tuple
     encode: Callable[[str], list[int]] | None = None
     options: Any = None

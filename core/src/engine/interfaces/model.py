@@ -222,7 +222,7 @@ class StateSite(Protocol):
 
 
 class AdapterLayer(Protocol):
-    """What one linear layer of a worker is adapted by for single requests, as by LoRA (Hu et al. 2021)."""
+    """What one linear layer of a worker is adapted by for single requests."""
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The layer's inputs x [T, I] and outputs y [T, O], both as this rank has them -> y with what is added.

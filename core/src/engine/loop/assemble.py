@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -101,6 +102,7 @@ def assemble_core(
             shares = start.max_kv_retention, start.max_kv_retention_per_key
             begin_retention(kv, evictor, context.clock.monotonic, *shares)
         connectors = _connectors(start, registry, context)
+        adapters = _adapters(start, registry, replace(context, tell=partial(executor.call, "adapt")))
         scheduler = Scheduler(
             kv=kv,
             policy=_build("scheduling_policy", start, registry, context),
@@ -112,6 +114,7 @@ def assemble_core(
             swapping=_swapping(start, registry, context, kv, connectors),
             connectors=connectors,
             constraints=constraints,
+            adapters=adapters,
             jump_forward=_jump_forward(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
@@ -121,7 +124,7 @@ def assemble_core(
         )
         hooks = HookRelay("core", registry, options=worker.hook_options)
         ready = msgspec.structs.replace(ready, broken=tuple(dict.fromkeys((*ready.broken, *registry.broken()))))
-        return EngineCore(
+        core = EngineCore(
             scheduler=scheduler,
             executor=executor,
             worker_ready=ready,
@@ -130,6 +133,8 @@ def assemble_core(
             choices=worker.choices,
             drawing_rank=worker.parallel.world - 1,
         )
+        core.calls |= {} if adapters is None else adapters.calls()
+        return core
     except BaseException:
         if constraints is not None:
             constraints.shutdown()
@@ -246,6 +251,12 @@ def _connectors(start: CoreStart, registry: Registry, context: CoreContext) -> l
         card = cast("type[KVConnectorCard]", selection.card)
         connectors.append(Connector(selection.candidate, half, card, patience))
     return connectors
+
+
+def _adapters(start: CoreStart, registry: Registry, context: CoreContext) -> Any:
+    """The half of the adapters' driver that works here; None where the manifest names none."""
+    chosen = restore(registry, _choices(start, "adapter"))
+    return chosen[0].build(replace(context, options=chosen[0].options), "core") if chosen else None
 
 
 def _swapping(

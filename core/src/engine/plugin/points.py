@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
+    from engine.interfaces.adapter import AdapterCard, AdapterNeed
     from engine.interfaces.attention import AttentionCard, AttentionNeed
     from engine.interfaces.checkpoint import CheckpointCard
     from engine.interfaces.communicator import CommunicatorCard, CommunicatorNeed
@@ -258,9 +259,12 @@ QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
     "weights of fewer bits; a driver, or kind=driver,... (default: the one that reads what is stored so, else none)",
     kinds=("linear", "head", "expert"),
     optional=True,
-    minor=2,
+    minor=3,
 )
 EXPERTS: Point[ExpertsCard, ExpertsNeed] = Point("experts", "ExpertsCard", "one", "which rank holds which experts")
+ADAPTER: Point[AdapterCard, AdapterNeed] = Point(
+    "adapter", "AdapterCard", "one", "changes of weights that requests ask for: LoRA (default: none)", optional=True
+)
 CHECKPOINT: Point[CheckpointCard, str] = Point(
     "checkpoint",
     "CheckpointCard",
@@ -323,8 +327,9 @@ REASONING_PARSER: Point[ReasoningParserCard, ReasoningParserNeed] = Point(
 )
 
 _IN_ORDER: tuple[Point[Any, Any], ...] = (
-    *(PLATFORM, OPS, ATTENTION, COMMUNICATOR, EXECUTOR, EVICTOR, MODEL, QUANTIZATION, EXPERTS, CHECKPOINT, TOKENIZER),
-    *(SCHEDULING_POLICY, KV_CONNECTOR, DRAFTER, LOGITS_PROCESSOR, ROUTER, GRAMMAR, TOOL_PARSER, REASONING_PARSER),
+    *(PLATFORM, OPS, ATTENTION, COMMUNICATOR, EXECUTOR, EVICTOR, MODEL, QUANTIZATION, EXPERTS, ADAPTER, CHECKPOINT),
+    *(TOKENIZER, SCHEDULING_POLICY, KV_CONNECTOR, DRAFTER, LOGITS_PROCESSOR, ROUTER, GRAMMAR, TOOL_PARSER),
+    REASONING_PARSER,
 )
 POINTS: Mapping[str, Point[Any, Any]] = MappingProxyType({point.name: point for point in _IN_ORDER})
 """Every point, in the order in which they are listed."""

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from engine.distributed.group import ProcessGroup
+from engine.interfaces.adapter import AdapterCard, AdapterWorker
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.checkpoint import Checkpoint
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
@@ -48,7 +49,7 @@ from engine.types.errors import ContractError, ManifestError, UnfitDriverError, 
 from engine.types.start import WorkerStart
 
 _POINTS = (
-    *("platform", "communicator", "ops", "attention", "quantization", "experts", "model", "checkpoint"),
+    *("platform", "communicator", "ops", "attention", "quantization", "experts", "adapter", "model", "checkpoint"),
     *("drafter", "logits_processor", "kv_connector", "evictor"),
 )
 """Whose bodies are built here."""
@@ -96,6 +97,8 @@ class Assembly:
     """Whether passes of the drafter's models can be captured."""
     layerwise: frozenset[str] = frozenset()
     """Connectors that are called before and after each layer."""
+    adapters: AdapterWorker | None = None
+    """What changes weights for single requests."""
     reuse: StepPart | None = None
     """The half of an evictor that finds what is no prefix."""
 
@@ -122,7 +125,8 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         context = replace(context, ops=_ops(start, [chosen, *of_drafts], context))
         attention = _attention(start, chosen, context)
         assert context.ops is not None
-        model = _loaded(chosen, context, attention, groups)
+        adapters = chosen.build("adapter", "", None, context, "worker") if chosen.names("adapter") else None
+        model = _loaded(chosen, context, attention, groups, adapters=adapters)
         drafts = tuple(
             _loaded(
                 theirs, replace(context, start=one), attention, groups, model=index, target=model, shares=draft.shares
@@ -158,6 +162,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
             for selection in chosen.connectors
             if cast("type[KVConnectorCard]", selection.card).layerwise
         ),
+        adapters=adapters,
         reuse=reuse,
     )
 
@@ -218,8 +223,9 @@ def step_parts(
     draws = Draws(start, ops, platform, tokens, parameters, processors, drafting, faults)
     parts: list[StepPart] = [draws, processors, drafting]
     if built.connectors and not profiles:
-        transfers = brought("transfers", "take KV pages elsewhere")
-        parts.insert(0, transfers(built.connectors, built.layerwise, _sites_of_layers(start)))
+        parts.insert(0, brought("transfers", "take KV pages elsewhere")(start, built.connectors, built.layerwise))
+    if built.adapters is not None and not profiles:
+        parts.append(built.adapters)
     if built.reuse is not None and not profiles:
         parts.append(built.reuse)
     if description.encoder is not None:
@@ -233,15 +239,6 @@ def step_parts(
     elif start.place.draws:
         parts.append(brought("pooler", "pool hidden states")(platform, model, description))
     return draws, parts
-
-
-def _sites_of_layers(start: WorkerStart) -> dict[int, list[int]]:
-    """The sites of each of the model's layers that this stage has."""
-    sites: dict[int, list[int]] = {layer: [] for layer in start.place.stage.layers(start.model.num_layers)}
-    for site, spec in enumerate(start.model.sites):
-        if spec.layer in sites:
-            sites[spec.layer].append(site)
-    return sites
 
 
 class _ManifestChoices:
@@ -294,12 +291,12 @@ class _ManifestChoices:
             )
         return selection
 
-    def build(self, point: str, kind: str, need: Any, context: WorkerContext) -> Any:
+    def build(self, point: str, kind: str, need: Any, context: WorkerContext, half: str | None = None) -> Any:
         """The chosen driver's body with its own options; one for each kind of layer, else one for each driver."""
         selection = self.fit(point, kind, need)
         key = (point, selection.candidate.name, kind if point == "attention" else "")
         if key not in self._bodies:
-            self._bodies[key] = selection.build(replace(context, options=selection.options))
+            self._bodies[key] = selection.build(replace(context, options=selection.options), half)
         return self._bodies[key]
 
 
@@ -331,6 +328,8 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
 def _ops(start: WorkerStart, of_models: Sequence[_ManifestChoices], context: WorkerContext) -> Ops:
     """Those that the model's body calls, and those of its draft models."""
     called, chosen = frozenset().union(*(one.model.operations for one in of_models)), of_models[0]
+    if chosen.names("adapter"):
+        called |= cast("type[AdapterCard]", chosen.fit("adapter", "", None).card).operations
     needs = ops_needs(called, dtype=start.dtype, device=start.device, batch_invariant=start.batch_invariant)
     operations = {name: getattr(chosen.build("ops", name, need, context), name) for name, need in needs.items()}
     return cast(Ops, ResolvedOps(operations))
@@ -472,7 +471,7 @@ def _loaded(
 
     Args:
         model: which of the engine's it is: 0, or a draft model's number.
-        of_draft: what a draft model's context has besides.
+        of_draft: what a draft model's context has besides, or the model's own.
     """
     start, description, ops = context.start, context.start.model, context.ops
     assert ops is not None and context.dtype is not None and context.device is not None

@@ -354,8 +354,8 @@ class ModelRunner:
         if self._link is not None:
             state.update(self._link.state(step.frame.num_tokens))
         view, walk, select = None, self._walk, step.select
-        # Parts and listeners may read all hidden states, stages go on with them, and a captured step serves many plans.
-        others = step is not self._eager or self._at_work or step.listeners or self._link is not None
+        # Parts may read all states, or know tokens by their places; so do stages; a captured step serves many plans.
+        others = step is not self._eager or self._at_work or step.listeners or self._inputs or self._link is not None
         if select is not None and len(select) and not others:
             state["wanted"] = select
         if step.listeners:

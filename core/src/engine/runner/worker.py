@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from engine.distributed.group import ProcessGroup
+from engine.interfaces.adapter import AdapterWorker
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.interfaces.platform import CacheMemory
@@ -45,6 +46,7 @@ class TorchWorker:
         self._runner: ModelRunner | None = None
         self._groups: dict[str, ProcessGroup] = {}
         self._connectors: tuple[KVConnectorWorker, ...] = ()
+        self._adapters: AdapterWorker | None = None
         self._stopping: Callable[[], None] | None = None
         self._blame = Blame(sum((draft.choices for draft in message.drafts), message.choices))
 
@@ -80,6 +82,7 @@ class TorchWorker:
         for connector in self._connectors:
             connector.register(pool)
         self._runner = ModelRunner(start, parts)
+        self._adapters = parts.adapters
         captured = self._runner.capture()
         ready = WorkerReady(
             num_pages=num_pages,
@@ -119,6 +122,12 @@ class TorchWorker:
         with self._blame:
             return self._runner.drafts(step_id)
 
+    def adapt(self, what: str, *args: Any) -> Any:
+        """See `engine.interfaces.adapter.AdapterWorker.told`. Raises EngineDeadError where there is none at work."""
+        if self._runner is None or self._adapters is None:
+            raise EngineDeadError("reach the adapters", "the worker is not started, shut down, or without any")
+        return self._adapters.told(what, *args)
+
     def start_profile(self) -> None:
         """Record what is computed from now on. See `engine_kit.profiler.Profiler`."""
         self._profiler.start()
@@ -138,7 +147,7 @@ class TorchWorker:
         self._stopping = None
         if stopping is not None:
             stopping()
-        self._runner = None
+        self._runner = self._adapters = None
         for connector in self._connectors:
             connector.close()
         self._connectors = ()

@@ -171,4 +171,5 @@ def _new_slot(request: Request) -> NewSlot:
         pooling=request.pooling,
         cache_salt=request.cache_salt,
         encoder=request.encoder,
+        adapter=request.place,
     )

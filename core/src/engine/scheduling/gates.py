@@ -1,9 +1,9 @@
 """Gates: what a new request waits for before it may be queued, made beside the loop.
 
-The matcher of a constraint is made behind a gate, and so will be an adapter's weights, or the features of an image. A
-request that waits at a gate, or at several, is PENDING; others go on. Whatever becomes ready wakes the loop, so a core
-whose requests are all pending sleeps. Keys and values that lie elsewhere are behind no gate: their connector is polled,
-with a plan every 2 to 16 ms (`scheduling/loading.py`), and so is one that answers a lookup by LATER.
+The matcher of a constraint is made behind a gate, and an adapter gets its place behind one. A request that waits at a
+gate, or at several, is PENDING; others go on. Whatever becomes ready wakes the loop, so a core whose requests are all
+pending sleeps. Keys and values that lie elsewhere are behind no gate: their connector is polled, with a plan every 2 to
+16 ms (`scheduling/loading.py`), and so is one that answers a lookup by LATER.
 """
 
 from __future__ import annotations
@@ -36,15 +36,28 @@ class Gate(Protocol):
         """Make nothing more. Idempotent."""
 
 
+class AdapterGate(Gate, Protocol):
+    """The gate of requests with adapters, whose places it keeps: `engine.interfaces.adapter.AdapterCore`."""
+
+    def ended(self, request: Request) -> None:
+        """Any request has ended, wherever it was."""
+
+
 class Gates:
     """All gates of a core, and who waits at them.
 
     Args:
         gates: a request waits at each that it needs, at all of them at once.
+        adapters: one more; None where no request may have an adapter.
+
+    Attributes:
+        adapt: requests may have adapters.
     """
 
-    def __init__(self, gates: Sequence[Gate]) -> None:
-        self._gates = gates
+    def __init__(self, gates: Sequence[Gate], adapters: AdapterGate | None = None) -> None:
+        self._gates = gates if adapters is None else [*gates, adapters]
+        self._adapters = adapters
+        self.adapt = adapters is not None
         self._pending: dict[Request, set[Gate]] = {}
         self._news = threading.Event()
 
@@ -80,6 +93,11 @@ class Gates:
         """The request ends, wherever it waits."""
         for gate in self._pending.pop(request, ()):
             gate.forget(request)
+
+    def ended(self, request: Request) -> None:
+        """The request has ended, wherever it was."""
+        if self._adapters is not None:
+            self._adapters.ended(request)
 
     def wait(self, seconds: float) -> None:
         """Wait at most so long for something to become ready; `ready` is asked next. From the scheduler's thread."""

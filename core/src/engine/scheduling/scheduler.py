@@ -30,7 +30,7 @@ from engine.scheduling.batch import Batch, build_plan
 from engine.scheduling.decode import choose_decodes
 from engine.scheduling.drafts import DraftSources, JumpForward, Speculation
 from engine.scheduling.fast_path import DecodeFastPath
-from engine.scheduling.gates import Gate, Gates
+from engine.scheduling.gates import AdapterGate, Gate, Gates
 from engine.scheduling.loading import Connector, Connectors
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.results import check_result
@@ -60,7 +60,7 @@ class Scheduler:
         swapping: where preempted requests leave their pages; None: they are computed again.
         connectors: all of them, that of `swapping` too.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
-        gates: what else new requests wait for.
+        gates: what else new requests wait for; adapters: the gate of those that have one.
         blame: names the driver that an error is about.
         jump_forward: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
@@ -90,6 +90,7 @@ class Scheduler:
         connectors: Sequence[Connector] = (),
         constraints: Constraints | None = None,
         gates: Sequence[Gate] = (),
+        adapters: AdapterGate | None = None,
         blame: Blame | None = None,
         jump_forward: JumpForward | None = None,
         whole_prompts: bool = False,
@@ -110,7 +111,7 @@ class Scheduler:
         self.connectors = Connectors(connectors, kv, self.slots)
         if self.connectors.stores:
             self.fast_path.computed = self.connectors.computed
-        waits = Gates([*([] if constraints is None else [constraints]), *gates])
+        waits = Gates([*([] if constraints is None else [constraints]), *gates], adapters)
         blame = Blame(()) if blame is None else blame
         self.states = States(
             kv,

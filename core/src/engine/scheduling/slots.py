@@ -64,11 +64,11 @@ class Request:
         token_ids: int32 [n]; all tokens known when it last was without a slot. In a slot, the slot's arrays hold them.
         slot: -1 where it has none.
         hashes: of its full blocks, as far as they were needed.
-        lora_id: see `engine.kv.hashing.root_hash`; no request has one yet.
+        lora_id: see `engine.kv.hashing.root_hash`; place: see `engine.interfaces.adapter.Adapted`.
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `SlotTable.now()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
-        timeout, cache_salt, kv_transfer, kv_retention, encoder: see `EngineRequest`.
+        timeout, cache_salt, kv_transfer, kv_retention, encoder, adapter: see `EngineRequest`.
         num_loadable: see `engine.interfaces.kv_connector.Transferable`.
         reuses: what it has behind its cached prefix is approximate; no cache and no connector gets it.
         matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
@@ -98,7 +98,9 @@ class Request:
         self.stop_token_ids = np.array(sorted(self.eos_token_ids.union(request.params.stop_token_ids)), np.int32)
         self.limit = limit
         self.root = root
-        self.lora_id: str | None = None
+        self.adapter = request.adapter
+        self.lora_id = None if request.adapter is None else request.adapter.identity
+        self.place = 0
         self.table = table
         self.status = Status.HELD
         self.slot = -1

@@ -116,7 +116,8 @@ class States:
         most = 0 if pools else request.params.max_tokens
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
         encoder = None if request.encoder is None else request.encoder.key
-        root = root_hash(request.cache_salt, encoder=encoder, digest=self.kv.digest)
+        adapter = None if request.adapter is None else request.adapter.identity
+        root = root_hash(request.cache_salt, adapter, self.kv.digest, encoder)
         new = Request(request, self.slots, limit, root)
         self.connectors.added(new.request_id)
         self.requests[new.request_id] = new
@@ -144,6 +145,12 @@ class States:
         if request.params.structured_outputs is not None and self.constraints is None:
             asked += " with structured_outputs"
             raise InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
+        if request.adapter is not None and not self.gates.adapt:
+            asked, remedy = (
+                f"{asked} with adapter {request.adapter.name!r}",
+                "start it with --adapter DRIVER",
+            )
+            raise InvalidRequestError(asked, "this engine has no driver for adapters", remedy)
         if self.kv.index.retention is None and not all(wish.hint for wish in request.kv_retention):
             asked, remedy = "kv_retention", "leave it out, or send it to an engine whose evictor retains: lru, prefix"
             raise InvalidRequestError(asked, f"this engine retains nothing: {self.kv.index.retains_not}", remedy)
@@ -275,6 +282,7 @@ class States:
             self.draining.remove(request)
         elif request.status is Status.PENDING:
             self.gates.forget(request)
+        self.gates.ended(request)
         if self.swapping is not None:
             self.swapping.ended(request)
         if request.slot >= 0:

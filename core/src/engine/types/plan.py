@@ -22,7 +22,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
     """A request that enters a slot in this step: new, or resumed after preemption.
 
     Args:
-        slot: its place, 0 <= slot < max_num_seqs.
+        slot: its place, 0 <= slot < max_num_seqs. adapter: the place of its adapter, from 1; 0: it has none.
         request_id: for logs and hooks only.
         token_ids: int32 [n]; all tokens known so far, prompt first.
         num_prompt_tokens: how many of them are prompt (penalties tell the two apart).
@@ -42,6 +42,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
     pooling: PoolingParams | None = None
     cache_salt: str | None = None
     encoder: EncoderInput | None = None
+    adapter: int = 0
 
 
 class LeftSlots(msgspec.Struct, kw_only=True):

@@ -13,6 +13,20 @@ from engine.types.pooling import PoolingParams
 from engine.types.retention import KVRetention
 
 
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the model's weights, for requests that name it: the folder with its files, as workers find it, and a
+    revision, which is another where these hold something else."""
+
+    name: str
+    path: str
+    revision: str
+
+    @property
+    def identity(self) -> str:
+        """What tells its keys and values apart from others'."""
+        return f"{self.name}@{self.revision}"
+
+
 class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
     """What the encoder of an encoder-decoder model reads for a request.
 
@@ -49,7 +63,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         kv_transfer: for connectors that move keys and values between engines: what the client sent as
             `kv_transfer_params`.
         kv_retention: what becomes of its cached pages; several with `tokens` retain several beginnings.
-        encoder: of an encoder-decoder model, whose decoder the prompt is for; else None.
+        encoder: of an encoder-decoder model, whose decoder the prompt is for; else None. adapter: that computes it.
     """
 
     request_id: str
@@ -66,6 +80,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     kv_transfer: dict[str, Any] | None = None
     kv_retention: tuple[KVRetention, ...] = ()
     encoder: EncoderInput | None = None
+    adapter: Adapter | None = None
 
 
 class FinishReason(enum.StrEnum):

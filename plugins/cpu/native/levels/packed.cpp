@@ -1,4 +1,6 @@
 // y = x @ weight.T + bias with packed weights of float32 or bfloat16.
+#include <vector>
+
 #include "levels/panels.h"
 #include "levels/table.h"
 
@@ -125,21 +127,25 @@ void widen_pairs(std::uint8_t* tile, std::size_t count) {
     }
 }
 
+// A product with the words of its rows.
 template <typename How>
-void multiply(const Packed& a, int threads) {
+struct Prepared {
     using T = typename How::Element;
-    constexpr std::size_t EACH = 4 / sizeof(T);
-    const Layout& layout = a.layout;
-    const auto* x = static_cast<const T*>(a.x);
-    const std::size_t units = layout.units(), whole = layout.inputs / EACH;
-    auto* words = static_cast<std::uint8_t*>(a.scratch);
-    const bool as_it_lies = a.rows == 1 && whole == units && How::PLANES == 1;  // one row's words lie in order already
-    const Product<How> product{layout, static_cast<const std::uint8_t*>(a.weight),
-                               as_it_lies ? static_cast<const std::uint8_t*>(a.x) : words,
-                               {static_cast<T*>(a.out), layout.outputs, a.bias}};
-    over_panels<MOST>(layout, a.weight, a.rows, product, threads, [&](std::size_t row, std::size_t size) {
+    static constexpr std::size_t EACH = 4 / sizeof(T);
+    const Packed& a;
+    std::size_t units = a.layout.units(), whole = a.layout.inputs / EACH;
+    bool as_it_lies = a.rows == 1 && whole == units && How::PLANES == 1;  // one row's words lie in order already
+
+    Product<How> product() const {
+        return {a.layout, static_cast<const std::uint8_t*>(a.weight),
+                static_cast<const std::uint8_t*>(as_it_lies ? a.x : a.scratch),
+                Output<T>(a)};
+    }
+
+    void prepare(std::size_t row, std::size_t size) const {
         if (as_it_lies) return;
-        std::uint8_t* first = words + row * units * 4 * How::PLANES;
+        const auto* x = static_cast<const T*>(a.x);
+        std::uint8_t* first = static_cast<std::uint8_t*>(a.scratch) + row * units * 4 * How::PLANES;
         std::uint8_t* tile = first + size * units * 4 * (How::PLANES - 1);
         interleave(reinterpret_cast<const std::uint8_t*>(x + row * a.x_stride), a.x_stride * sizeof(T), size, whole, tile);
         if (whole < units)
@@ -148,6 +154,23 @@ void multiply(const Packed& a, int threads) {
                 std::memcpy(tile + (whole * size + m) * 4, x + (row + m) * a.x_stride + whole * EACH, sizeof(T));
             }
         if (How::PLANES > 1) widen_pairs(first, size * units);
+    }
+};
+
+template <typename How>
+void multiply(const Packed& a, int threads) {
+    const Prepared<How> of{a};
+    over_panels<MOST>(a.layout, a.weight, a.rows, of.product(), threads,
+                      [&](std::size_t row, std::size_t size) { of.prepare(row, size); });
+}
+
+template <typename How>
+void multiply_all(const Packed* all, std::size_t count, int threads) {
+    std::vector<Product<How>> products;
+    products.reserve(count);
+    for (std::size_t item = 0; item < count; ++item) products.push_back(Prepared<How>{all[item]}.product());
+    over_all_panels<MOST>(all, count, products.data(), threads, [&](std::size_t item, std::size_t row, std::size_t size) {
+        Prepared<How>{all[item]}.prepare(row, size);
     });
 }
 
@@ -164,7 +187,18 @@ void packed(const Packed& arguments, int threads) {
         case Format::int4:
             return int4(arguments, threads);
         default:
-            return codes(arguments, threads);
+            return arguments.layout.codes() ? codes(arguments, threads) : blocks(arguments, threads);
+    }
+}
+
+bool packed_all(const Packed* all, std::size_t count, int threads) {
+    switch (all[0].layout.format) {
+        case Format::float32:
+            return multiply_all<OfFloats>(all, count, threads), true;
+        case Format::bfloat16:
+            return multiply_all<OfPairs>(all, count, threads), true;
+        default:
+            return false;
     }
 }
 

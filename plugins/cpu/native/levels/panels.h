@@ -12,9 +12,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels.h"
 #include "levels/fetch.h"
 #include "levels/words.h"
-#include "packing.h"
+#include "kernels.h"
 #include "parallel.h"
 
 namespace engine_cpu::ENGINE_CPU_LEVEL {
@@ -93,12 +94,44 @@ void over_panels(const Layout& layout, const void* weight, std::size_t rows, con
     });
 }
 
+// The same of several products of one layout, with few rows each: prepare(item, row, size), then every panel of every
+// weight in one go, so that threads wait for each other once and not once a product. kernels[item] computes.
+template <std::size_t MOST, typename Kernel, typename Prepare>
+void over_all_panels(const Packed* all, std::size_t count, const Kernel* kernels, int threads, Prepare&& prepare) {
+    const Layout& layout = all[0].layout;
+    const std::size_t panels = layout.panels(), bytes = layout.panel_bytes(), units = layout.units();
+    parallel_for(threads, count, 4, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t item = begin; item < end; ++item)
+            over_tiles<MOST>(0, all[item].rows, [&](std::size_t row, std::size_t size) { prepare(item, row, size); });
+    });
+    const auto address = [&](std::size_t index) {
+        return static_cast<const std::uint8_t*>(all[index / panels].weight) + index % panels * bytes;
+    };
+    const std::size_t total = count * panels;
+    parallel_runs(threads, total, 0, [&](std::size_t begin, std::size_t end, std::size_t next) {
+        for (std::size_t index = begin; index < end; ++index) {
+            const std::size_t item = index / panels, rows = all[item].rows;
+            const std::uint8_t* after = address(index + 1 < end ? index + 1 : std::min(next, total - 1));
+            constexpr std::size_t WHOLE = tile_rows<MOST>(MOST);
+            const std::size_t tiles = (rows + WHOLE - 1) / WHOLE;
+            over_tiles<MOST>(0, rows, [&](std::size_t row, std::size_t size) {
+                tile<MOST>(kernels[item], index % panels, row, size,
+                           rows == size ? Fetch::along(address(index), after, bytes)
+                                        : Fetch::part(after, bytes, row / WHOLE, tiles, units));
+            });
+        }
+    });
+}
+
 // Where a tile's results go: 32 outputs of a row at a time, without the padding of the last panel.
 template <typename T>
 struct Output {
     T* data;
-    std::size_t outputs;
+    std::size_t outputs, stride;
     const float* bias;  // [panels * 32] or null
+
+    explicit Output(const Packed& a)
+        : data(static_cast<T*>(a.out)), outputs(a.layout.outputs), stride(a.out_stride ? a.out_stride : outputs), bias(a.bias) {}
 
     void put(std::size_t row, std::size_t panel, const Floats (&sums)[VECTORS]) const {
         const std::size_t first = panel * PANEL, count = std::min(PANEL, outputs - first);
@@ -106,7 +139,7 @@ struct Output {
         for (std::size_t v = 0; v < VECTORS; ++v) sums[v].store(wide + v * Floats::LANES);
         if (bias)
             for (std::size_t i = 0; i < PANEL; ++i) wide[i] += bias[first + i];
-        T* out = data + row * outputs + first;
+        T* out = data + row * stride + first;
         if (count == PANEL)
             for (std::size_t i = 0; i < PANEL; ++i) out[i] = narrow<T>(wide[i]);
         else

@@ -132,6 +132,8 @@ class FlashAttentionBody:
         if plan.first is None:
             plan.first = layer.index
         keys, values = (k[:real], v[:real]) if encoder else (cache.k, cache.v)
+        if encoder and window is not None:
+            keys, values = _seen_by_some(keys, values)
         call = KernelCall(
             q=_rows(q[:real]),
             k=_rows(keys),
@@ -212,3 +214,10 @@ class FlashAttentionBody:
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _seen_by_some(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values that not every query of their row sees, as they can be multiplied by 0: values that are not
+    finite are zeros, their keys NaN."""
+    broken = ~v.isfinite().all(dim=-1, keepdim=True)
+    return k.masked_fill(broken, torch.nan), v.masked_fill(broken, 0)

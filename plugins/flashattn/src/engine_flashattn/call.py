@@ -20,8 +20,8 @@ class KernelCall:
             [T, num_kv_heads, head_size].
         out: like q; to be written in full.
         plan: the step's.
-        encoder: each query sees its whole row, and k and v are no pages. Otherwise it sees its own key and those
-            before.
+        encoder: each query sees its whole row, or `window` keys to each side, and k and v are no pages. Otherwise it
+            sees its own key and those before.
         scale: scores are q . k * scale.
         window: keys before its own that a query sees; -1 for all.
         soft_cap: 0.0 for none.

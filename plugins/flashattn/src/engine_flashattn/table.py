@@ -8,7 +8,7 @@ from engine.interfaces.attention import AttentionNeed
 from engine_flashattn.installed import Facts
 
 DTYPES = ("bfloat16", "float16")
-FEATURES = frozenset({"sinks", "alibi", "lse"})
+FEATURES = frozenset({"sinks", "alibi", "two_sided", "lse"})
 KINDS = frozenset({"full", "sliding", "encoder"})
 NO_BLOCK_TABLE = "this torch's varlen_attn takes no block table; torch 2.12's does"
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 import engine
 from engine.embedding import AsyncLLM
 from engine_server import errors
+from engine_server.adapters import ServedAdapters
 from engine_server.bodies import MOST
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
@@ -22,7 +23,12 @@ from engine_server.stream import CLIENT_GONE, ClientGone
 
 
 def create_app(
-    llm: AsyncLLM, settings: ServerConfig, lifecycle: Lifecycle, keys: KeyRing, others: Others | None = None
+    llm: AsyncLLM,
+    settings: ServerConfig,
+    lifecycle: Lifecycle,
+    keys: KeyRing,
+    others: Others | None = None,
+    adapters: ServedAdapters | None = None,
 ) -> ASGIApp:
     """The app. It neither starts nor stops the engine; `engine_server.run` does.
 
@@ -37,11 +43,13 @@ def create_app(
         return Response(status_code=CLIENT_GONE)
 
     app.add_exception_handler(ClientGone, on_gone)
+    adapters = ServedAdapters(llm, settings) if adapters is None else adapters
     if others is None:
         kept = ResponseShelf(ResponseStore(settings.response_store_size, settings.response_store_time))
-        app.state.server = ServerState(llm, lifecycle, settings, kept, Background(lifecycle))
+        app.state.server = ServerState(llm, adapters, lifecycle, settings, kept, Background(lifecycle))
     else:
-        app.state.server = ServerState(llm, lifecycle, settings, others.responses, others.background, others)
+        shelf, background = others.responses, others.background
+        app.state.server = ServerState(llm, adapters, lifecycle, settings, shelf, background, others)
     responses: Counter[int] = Counter()
     server = ServerView(llm, responses, keys, others)
     add_routes(app, llm.hooks, server)

@@ -78,6 +78,21 @@ class Pooling:
             _post(router, path, bodies.Ranking, routes.rerank)
 
 
+class Adapters:
+    """Adapters that come and go while the server serves, where they may (--lora-dir)."""
+
+    @hookimpl
+    def http_routes(self, router: Any) -> None:
+        from fastapi.responses import PlainTextResponse
+
+        from engine_server import adapter_routes as routes
+        from engine_server.errors import WITH_BODY, faults
+
+        for path, function in (("load", routes.load), ("unload", routes.unload)):
+            answers: dict[int | str, Any] = faults(*WITH_BODY, 403, 404)
+            router.post(f"/v1/{path}_lora_adapter", response_class=PlainTextResponse, responses=answers)(function)
+
+
 class Tokenization:
     """The API of the tokenizer alone."""
 

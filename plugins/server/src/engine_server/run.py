@@ -80,19 +80,21 @@ class _OneProcess(Program):
     def __init__(
         self, llm: AsyncLLM, listener: socket.socket, settings: ServerConfig, keys: KeyRing, early: Sequence[int]
     ) -> None:
+        from engine_server.adapters import ServedAdapters
         from engine_server.uvicorn_server import make_server
 
         super().__init__(settings, keys, early)
         self._llm = llm
         self._listener = listener
         self._lifecycle = Lifecycle()
-        self._server = make_server(llm, settings, self._lifecycle, keys)
+        self._adapters = ServedAdapters(llm, settings)
+        self._server = make_server(llm, settings, self._lifecycle, keys, adapters=self._adapters)
         self._serving: asyncio.Future[None]
 
     async def _start(self, stopped: asyncio.Future[Any]) -> bool:
         """Connections are taken at once, so that probes learn that the model loads."""
         self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
-        starting = asyncio.ensure_future(self._llm.start(self._on_death))
+        starting = asyncio.ensure_future(self._begin())
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             await asyncio.to_thread(self._llm.shutdown)
@@ -104,6 +106,10 @@ class _OneProcess(Program):
         assert self._llm.worker is not None
         self._greet(self._llm.plan, self._llm.worker, self._listener)
         return True
+
+    async def _begin(self) -> None:
+        await self._llm.start(self._on_death)
+        await self._adapters.begin()
 
     async def _serve(self, stopped: asyncio.Future[Any]) -> None:
         await asyncio.wait((stopped, self._serving), return_when=asyncio.FIRST_COMPLETED)

@@ -72,6 +72,17 @@ class ServerSettings(Settings):
         "them, decode goes on from theirs, both does either",
         choices=("prefill", "decode", "both"),
     )
+    lora_modules: tuple[str, ...] | None = setting(
+        None,
+        "adapters that are served from the start, each as a model: NAME=PATH, with commas; may be repeated "
+        "(needs --adapter)",
+        repeatable=True,
+        least=1,
+    )
+    lora_dir: str | None = setting(
+        None,
+        "the folder from which clients may have adapters loaded, by /v1/load_lora_adapter (default: they may not)",
+    )
     max_queue: int = setting(8192, "most sequences that wait for a place; what comes then is refused (429)", least=0)
     max_body: int = setting(
         8 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)", type="bytes"

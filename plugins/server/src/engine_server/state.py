@@ -16,6 +16,7 @@ from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams
+from engine_server.adapters import ServedAdapters
 from engine_server.bodies import GeneratingBody, QueuedBody
 from engine_server.config import ServerConfig
 from engine_server.errors import APIError, invalid, try_again
@@ -52,6 +53,7 @@ class ServerState:
     """What the routes share. Made once, by `create_app`.
 
     Args:
+        adapters: the models beside the model.
         responses: those that are kept.
         background: those that are computed while nobody waits.
         others: the API processes beside this one; None: there are none.
@@ -61,6 +63,7 @@ class ServerState:
     """
 
     engine: AsyncLLM
+    adapters: ServedAdapters
     lifecycle: Lifecycle
     settings: ServerConfig
     responses: ResponseShelf
@@ -72,8 +75,8 @@ class ServerState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Under which requests may ask for the model; the first is what answers carry."""
-        return self.engine.model_names
+        """Under which requests may ask for the model, the first being what answers carry, and for its adapters."""
+        return self.engine.model_names + self.adapters.names
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; None means the first. Raises a 404 APIError for a model that is not served."""
@@ -146,6 +149,8 @@ class ServerState:
         """
         told = origin(request) if self.engine.inputs.told_of_requests else None
         names = [identity] if len(prompts) == 1 else [f"{identity}-{i}" for i in range(len(prompts))]
+        if (adapter := self.adapters.get(body.model)) is not None:
+            prompts = [{**_fields(prompt), "adapter": adapter} for prompt in prompts]  # type: ignore[misc]
         several = zip(self._salted(prompts, request), params, names, strict=True)
         with self.entering(sum(1 if isinstance(one, PoolingParams) else one.num_sequences for one in params)):
             return await self.engine.submit_all(several, kind, body.priority, body.timeout, told)

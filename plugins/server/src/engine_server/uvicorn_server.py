@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from engine.embedding import AsyncLLM
 from engine_kit.logs import logs_json
+from engine_server.adapters import ServedAdapters
 from engine_server.app import create_app
 from engine_server.certificate import CertificateWatch
 from engine_server.config import ServerConfig
@@ -212,13 +213,18 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    llm: AsyncLLM, settings: ServerConfig, lifecycle: Lifecycle, keys: KeyRing, others: Others | None = None
+    llm: AsyncLLM,
+    settings: ServerConfig,
+    lifecycle: Lifecycle,
+    keys: KeyRing,
+    others: Others | None = None,
+    adapters: ServedAdapters | None = None,
 ) -> Server:
     """The server around `engine_server.app.create_app`, whose arguments these are."""
     # Several processes share the connections that may be open; each takes its part.
     connections = -(-settings.max_connections // settings.api_workers)
     config = uvicorn.Config(
-        create_app(llm, settings, lifecycle, keys, others),
+        create_app(llm, settings, lifecycle, keys, others, adapters),
         http=bounded_protocol(settings.header_timeout, settings.write_timeout, connections),
         ws="none",  # the gate, the limits and the timeouts know HTTP alone
         log_level="warning",

@@ -9,26 +9,31 @@ import numpy as np
 from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.interfaces.step import LayerListener, StepOutput, StepPart, StepView, TargetStep
 from engine.types.plan import StepPlan, StepResult
+from engine.types.start import WorkerStart
 
 
 class Transfers(StepPart, LayerListener):
     """Hands each connector its section of the plan, and puts what it has to tell into the result.
 
     Args:
+        start: whose layers these are.
         connectors: by driver, bound to the pool before the first step.
         layerwise: which of them are called before and after each layer.
-        sites: of each layer of this stage: whose keys and values it has.
     """
 
     def __init__(
         self,
+        start: WorkerStart,
         connectors: Mapping[str, KVConnectorWorker],
         layerwise: frozenset[str] = frozenset(),
-        sites: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._connectors = connectors
         self._layerwise = layerwise
-        self._sites = sites or {}
+        layers = start.place.stage.layers(start.model.num_layers)
+        self._sites: dict[int, list[int]] = {layer: [] for layer in layers}
+        for site, spec in enumerate(start.model.sites):
+            if spec.layer in self._sites:
+                self._sites[spec.layer].append(site)
         self._of_step: dict[str, KVConnectorWorker] = {}
         self._by_layer: list[KVConnectorWorker] = []
 

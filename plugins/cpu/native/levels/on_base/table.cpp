@@ -13,6 +13,7 @@ const Kernels& table() {
     static const Kernels kernels = [] {
         Kernels all = ENGINE_CPU_BASE::table();
         all.packed = packed;
+        all.packed_all = packed_all;
         return all;
     }();
     return kernels;

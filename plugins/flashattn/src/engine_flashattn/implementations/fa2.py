@@ -76,7 +76,12 @@ def _uniform(with_kvcache: Callable[..., Any], call: KernelCall, row_tokens: int
 
 def _ragged(varlen: Callable[..., Any], call: KernelCall) -> torch.Tensor | None:
     plan = call.plan
-    keys: dict[str, Any] = {"causal": False, "cu_seqlens_k": plan.query_start_loc, "max_seqlen_k": plan.max_query_len}
+    keys: dict[str, Any] = {
+        "causal": False,
+        "cu_seqlens_k": plan.query_start_loc,
+        "max_seqlen_k": plan.max_query_len,
+        "window_size": (call.window, call.window),
+    }
     if not call.encoder:
         keys = {
             "causal": True,

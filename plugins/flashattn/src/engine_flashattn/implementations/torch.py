@@ -37,7 +37,11 @@ def _attend(
 ) -> torch.Tensor | None:
     plan = call.plan
     if call.encoder:
-        keys: dict[str, Any] = {"cu_seq_k": plan.query_start_loc, "max_k": plan.max_query_len}
+        keys: dict[str, Any] = {
+            "cu_seq_k": plan.query_start_loc,
+            "max_k": plan.max_query_len,
+            "window_size": (call.window, call.window),
+        }
     else:
         keys = {
             # The lengths are those of seqused_k; the other array has to be there.

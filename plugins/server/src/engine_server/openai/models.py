@@ -11,13 +11,14 @@ from engine_server.state import ServerState, State
 
 
 class Model(Answer):
-    """A name under which the model is served; `root` is the first."""
+    """A name under which the model is served, `root` being the first; or an adapter of it, whose folder is `root`."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
+    parent: str | None = None
     max_model_len: int
     default_sampling_params: dict[str, Any]
 
@@ -40,12 +41,14 @@ async def model(name: str, state: State) -> Response:
 
 
 def _card(state: ServerState, name: str) -> Model:
+    adapter = state.adapters.get(name)
     return Model(
         id=name,
         object="model",
         created=state.created,
         owned_by="engine",
-        root=state.model_names[0],
+        root=state.model_names[0] if adapter is None else adapter.path,
+        parent=None if adapter is None else state.model_names[0],
         max_model_len=state.engine.max_model_len,
         default_sampling_params=dict(state.engine.sampling_defaults.params),
     )

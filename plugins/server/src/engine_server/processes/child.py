@@ -24,6 +24,7 @@ from engine.process.wire import Parent
 from engine.types.errors import rebuild_error
 from engine.types.messages import Beat, Shutdown
 from engine_kit.logs import log_as
+from engine_server.adapters import ServedAdapters
 from engine_server.config import ServerConfig
 from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain, loop_factory, spare_the_collector
 from engine_server.metrics.gathering import Gathered, Snapshot
@@ -85,11 +86,12 @@ class ApiServer:
             return await self._run(listener)
 
     async def _run(self, listener: socket.socket) -> int:
-        self._server = make_server(self._llm, self._settings, self._lifecycle, self._keys, self)
+        adapters = ServedAdapters(self._llm, self._settings)
+        self._server = make_server(self._llm, self._settings, self._lifecycle, self._keys, self, adapters)
         serving = asyncio.ensure_future(self._listen(listener))
         telling = asyncio.ensure_future(self._tell_snapshots())
         stopped = asyncio.ensure_future(self._stop.wait())
-        starting = asyncio.ensure_future(self._llm.start())
+        starting = asyncio.ensure_future(self._begin(adapters))
         try:
             await asyncio.wait((starting, stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and not self._stop.is_set():
@@ -110,6 +112,10 @@ class ApiServer:
             self._channel.tell("snapshot", *self._snapshot())
             await asyncio.to_thread(self._llm.shutdown)
             await asyncio.gather(starting, return_exceptions=True)
+
+    async def _begin(self, adapters: ServedAdapters) -> None:
+        await self._llm.start()
+        await adapters.begin()
 
     async def _listen(self, listener: socket.socket) -> None:
         await self._may_listen.wait()

@@ -23,11 +23,12 @@ import pytest
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
     *("logits_processor", "executor", "platform", "checkpoint", "quantization", "kv_connector", "model", "tokenizer"),
-    *("tool_parser", "reasoning_parser", "experts"),
+    *("tool_parser", "reasoning_parser", "experts", "adapter"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
 if TYPE_CHECKING:
+    from engine_sdk.conformance.adapter import AdapterConformance
     from engine_sdk.conformance.attention.suite import AttentionConformance, AttentionThorough
     from engine_sdk.conformance.base import Conformance
     from engine_sdk.conformance.checkpoint import CheckpointConformance
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SUITES",
     "VARIANTS",
+    "AdapterConformance",
     "AttentionConformance",
     "AttentionThorough",
     "CheckpointConformance",
@@ -98,6 +100,7 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checkpoint": ("CheckpointConformance",),
         "quantization": ("QuantizationConformance",),
         "experts": ("ExpertsConformance",),
+        "adapter": ("AdapterConformance",),
         "kv_connector": ("KVConnectorConformance",),
         "model": ("ModelConformance",),
         "tokenizer": ("TokenizerConformance",),
@@ -113,6 +116,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Further suites of a point, in the place of the first for some of its drivers (`Conformance.suite_for`)."""
 
 _HOMES = {
+    "AdapterConformance": "adapter",
     "AttentionConformance": "attention.suite",
     "AttentionThorough": "attention.suite",
     "CommunicatorConformance": "communicator.suite",

@@ -20,13 +20,15 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
 _ARCHITECTURE = re.compile(r"[A-Z][A-Za-z0-9]*\Z")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "Model")
 """Of architecture strings: what comes before is the model's name."""
-_KIT = frozenset({"experts", "model", "platform", "quantization", "reasoning_parser", "tokenizer", "tool_parser"})
+_KIT = frozenset(
+    {"adapter", "experts", "model", "platform", "quantization", "reasoning_parser", "tokenizer", "tool_parser"}
+)
 """Points whose minimal body is built with the kit's parts."""
-_NUMPY = frozenset({"checkpoint", "drafter", "evictor", "grammar", "kv_connector"})
+_NUMPY = frozenset({"adapter", "checkpoint", "drafter", "evictor", "grammar", "kv_connector"})
 """Points whose minimal body computes with numpy."""
 _TORCH = frozenset(
     {"attention", "checkpoint", "communicator", "drafter", "kv_connector", "logits_processor", "model", "ops"}
-    | {"experts", "platform", "quantization"}
+    | {"adapter", "experts", "platform", "quantization"}
 )
 """Points whose minimal body computes with torch."""
 _USE = {

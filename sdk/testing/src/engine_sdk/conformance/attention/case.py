@@ -425,7 +425,7 @@ class Case:
         for part, expected in zip(found, self.stored(), strict=True):
             assert part.dtype == self.kv_dtype, f"{part.dtype} is read of a cache of {self.kv_dtype}"
             whole = np.concatenate([of_row[seen] for of_row, seen in zip(expected, places, strict=True)])
-            np.testing.assert_array_equal(part.double().cpu().numpy(), whole[order])
+            np.testing.assert_array_equal(part.cpu().double().numpy(), whole[order])
 
     def check_rotated(self, body: Any, rotary: int, normed: bool) -> None:
         """Queries and keys are rotated in so many elements where keys are written, and normed before that: what

@@ -315,6 +315,11 @@ class ModelSuite(Conformance):
         """What the model says of a prompt that is computed alone and at once, in float64."""
         return cast("Session", cls.once("session", cls.session)).whole(ids, types)
 
+    @classmethod
+    def pooled(cls, ids: Sequence[int], types: Sequence[int] | None = None) -> torch.Tensor:
+        """The same, as transformers gives it: see `Session.pooled`."""
+        return cast("Session", cls.once("session", cls.session)).pooled(ids, types)
+
     # -- the description ---------------------------------------------------------------------------------------------
     def test_describe_is_pure(self) -> None:
         """The same config gives the same facts, is not changed, and the facts travel."""

@@ -37,7 +37,7 @@ class ParitySuite(ModelSuite):
         Of a token, a short prompt, and one as long as the description promises."""
         oracle, length = self.reference(), length or min(self.description().max_model_len, 320)
         ids, types = self.ids(length, seed=1), self.types(length)
-        self.near_to(oracle(ids, types, self.read()), self.session().pooled(ids, types))
+        self.near_to(oracle(ids, types, self.read()), self.pooled(ids, types))
 
     def test_variants_of_the_config(self) -> None:
         """Another activation, a flag the other way, a number more or less: computed as transformers computes it, or

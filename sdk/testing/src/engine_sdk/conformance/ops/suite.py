@@ -15,6 +15,7 @@ from engine.plugin import Registry, load_body
 from engine.plugin.choosing import ranked
 from engine_kit.few_rows import AroundMatrix
 from engine_sdk.conformance.base import check_methods
+from engine_sdk.conformance.ops.adapters import AdapterOperations
 from engine_sdk.conformance.ops.captured import CapturedOperations
 from engine_sdk.conformance.ops.drafts import DraftOperations
 from engine_sdk.conformance.ops.experts import ExpertOperations
@@ -34,6 +35,7 @@ class OpsConformance(
     DraftOperations,
     StateOperations,
     ExpertOperations,
+    AdapterOperations,
     CapturedOperations,
     InvariantOperations,
 ):
@@ -50,7 +52,7 @@ class OpsConformance(
         assert card.operations and card.operations <= known | card.defines, card.operations - known - card.defines
         assert card.defines <= card.operations and not card.defines & known, card.defines
         assert all(getattr(body, name).__doc__ for name in card.defines), "an operation that it defines says not what"
-        for pack, multiply in (("pack_linear", "linear"), ("pack_experts", "experts")):
+        for pack, multiply in (("pack_linear", "linear"), ("pack_experts", "experts"), ("lora_pack", "lora_add")):
             assert (multiply in card.operations) == (pack in card.operations)
 
     @classmethod

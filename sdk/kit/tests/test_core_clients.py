@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.loop.process import STATE_SECONDS, Clients
 from engine.types.messages import Attach, FromCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
+from engine_kit.core_clients import STATE_SECONDS, Clients
 
 
 class Sockets:

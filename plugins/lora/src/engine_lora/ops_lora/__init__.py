@@ -1,0 +1,1 @@
+"""Ops driver `lora`: what adapters add to linear layers, on plain torch."""

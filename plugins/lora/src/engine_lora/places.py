@@ -1,0 +1,212 @@
+"""The half of LoRA adapters in the core: who is loaded, who lies on the device, and which requests wait.
+
+An adapter is *known* once a request names it, is read into the host's memory by the workers, and gets a *place* on the
+device for its first request. It keeps the place while any request that was let through has not ended; of those that
+nobody uses the one that was used longest ago makes way, on the device and in the host's memory alike.
+
+A request passes at once where its adapter has a place. Else it waits, and others go on; but after so many of these that
+a place could have come free (`MOST_PASSED`) new ones wait behind it, so that adapters in use cannot keep others out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.interfaces.adapter import Adapted
+from engine.types.errors import EngineError, InvalidRequestError, rebuild_error
+from engine.types.request import Adapter
+from engine_lora.card import LoRAOptions
+from engine_lora.peft_folder import refusal
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import CoreContext
+
+MOST_PASSED = 256
+"""Requests that may overtake one that waits for a place."""
+LOOK_SECONDS = 0.01
+"""How often the workers are asked whether they have read an adapter: they answer between two steps."""
+
+
+class Known:
+    """An adapter that requests have named.
+
+    Attributes:
+        read: the workers have it. error: why it cannot be loaded.
+        place: on the device, from 1; 0: it has none.
+        users: requests that were let through and have not ended.
+        waiting: requests that wait for it, in the order in which they came.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.read = False
+        self.error: EngineError | None = None
+        self.place = 0
+        self.users = 0
+        self.waiting: dict[str, Adapted] = {}
+
+
+class Places:
+    """See `engine.interfaces.adapter.AdapterCore`."""
+
+    def __init__(self, context: CoreContext) -> None:
+        assert context.tell is not None
+        options: LoRAOptions = context.options
+        self._tell = context.tell
+        self._now = context.clock.monotonic
+        self._max_loras = options.max_loras
+        self._most_on_host = options.most_on_host
+        self._known: OrderedDict[str, Known] = OrderedDict()  # the one that was used last stands last
+        self._waiting: OrderedDict[str, Known] = OrderedDict()  # by request, in the order in which they came
+        self._passed = 0  # by others since the first of those that wait for a place came to be the first
+        self._looked = 0.0
+
+    # -- the gate ------------------------------------------------------------------------------------------------------
+    def begin(self, request: Adapted, wake: Callable[[], None]) -> bool:
+        """See `AdapterCore`; nobody is woken, for `ready` looks by itself."""
+        if request.adapter is None:
+            return False
+        known = self._know(request.adapter)
+        if known.place and not (self._waiting and self._passed >= MOST_PASSED):
+            self._let(known, request)
+            self._passed += bool(self._waiting)
+            return False
+        known.waiting[request.request_id] = request
+        self._waiting[request.request_id] = known
+        return True
+
+    def ready(self) -> list[tuple[Adapted, EngineError | None]]:
+        """See `AdapterCore`."""
+        if not self._known:
+            return []
+        self._look()
+        through: list[tuple[Adapted, EngineError | None]] = []
+        blocked = False
+        for known in list(dict.fromkeys(self._waiting.values())):
+            if known.error is None and not (known.place or (known.read and self._give_place(known))):
+                blocked = blocked or known.read
+                continue
+            if blocked and self._passed >= MOST_PASSED and known.error is None:
+                continue  # who came before waits for a place: those that hold one let nobody else in
+            for request in known.waiting.values():
+                del self._waiting[request.request_id]
+                if known.error is None:
+                    self._let(known, request)
+                    self._passed += blocked
+                through.append((request, known.error))
+            known.waiting.clear()
+            if known.error is not None:
+                self._forget(known)
+        if not blocked:
+            self._passed = 0
+        return through
+
+    def forget(self, request: Adapted) -> None:
+        """See `AdapterCore`."""
+        self._waiting.pop(request.request_id).waiting.pop(request.request_id)
+
+    def ended(self, request: Adapted) -> None:
+        """See `AdapterCore`."""
+        if request.place and request.adapter is not None:
+            self._known[request.adapter.identity].users -= 1
+            request.place = 0
+
+    def shutdown(self) -> None:
+        """See `AdapterCore`: what workers have goes with them."""
+        self._known.clear()
+        self._waiting.clear()
+
+    # -- what frontends may call ---------------------------------------------------------------------------------------
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        """`load_adapter`, `adapter_state`, `unload_adapter`."""
+        return {one.__name__: one for one in (self.load_adapter, self.adapter_state, self.unload_adapter)}
+
+    def load_adapter(self, name: str, path: str, revision: str) -> None:
+        """Begin to read an adapter that nobody has named yet; `adapter_state` tells how it goes."""
+        self._know(Adapter(name=name, path=path, revision=revision))
+
+    def adapter_state(self, identity: str) -> tuple[bool, tuple[str, str, str, str] | None]:
+        """Whether an adapter is read, and the error where it cannot be, which is told once."""
+        self._look()
+        known = self._known.get(identity)
+        if known is None:
+            return True, None
+        if known.error is not None and not known.waiting:
+            self._forget(known)
+        return known.read, None if known.error is None else known.error.parts
+
+    def unload_adapter(self, identity: str) -> bool:
+        """Forget an adapter; False where requests use it, which go on: it makes way when they have ended."""
+        known = self._known.get(identity)
+        if known is None:
+            return True
+        if known.users or known.waiting:
+            return False
+        self._forget(known)
+        return True
+
+    # -- within --------------------------------------------------------------------------------------------------------
+    def _know(self, adapter: Adapter) -> Known:
+        """The adapter, which is read if it is not; others make way for it in the host's memory where they can."""
+        identity = adapter.identity
+        if (known := self._known.get(identity)) is None:
+            spare = [one for one in self._known.values() if not (one.users or one.waiting)]
+            for one in spare[: max(0, len(self._known) + 1 - self._most_on_host)]:
+                self._forget(one)
+            known = self._known[identity] = Known(adapter)
+            self._tell("load", identity, adapter.path, adapter.revision)
+        self._known.move_to_end(identity)
+        return known
+
+    def _look(self) -> None:
+        """Ask the workers about those that are being read."""
+        if (now := self._now()) - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        for identity, known in self._known.items():
+            if known.read or known.error is not None:
+                continue
+            answers = self._tell("loaded", identity)
+            errors = [error for done, error, _ in answers if done and error is not None]
+            if errors:
+                known.error = rebuild_error(tuple(errors[0]))
+            elif all(done for done, *_ in answers):
+                nobodys = set.intersection(*(set(others) for *_, others in answers))
+                if nobodys:
+                    known.error = _misfit(known.adapter, sorted(nobodys))
+                known.read = known.error is None
+
+    def _give_place(self, known: Known) -> bool:
+        """Whether there was one for it."""
+        taken = {one.place: one for one in self._known.values() if one.place}
+        free = next((place for place in range(1, self._max_loras + 1) if place not in taken), 0)
+        if not free:
+            idle = next((one for one in self._known.values() if one.place and not one.users), None)
+            if idle is None:
+                return False
+            free, idle.place = idle.place, 0
+        self._tell("place", free, known.adapter.identity)
+        known.place = free
+        return True
+
+    def _let(self, known: Known, request: Adapted) -> None:
+        request.place = known.place
+        known.users += 1
+
+    def _forget(self, known: Known) -> None:
+        identity = known.adapter.identity
+        if known.place:
+            self._tell("place", known.place, None)
+        self._tell("drop", identity)
+        del self._known[identity]
+
+
+def _misfit(adapter: Adapter, modules: list[str]) -> InvalidRequestError:
+    named = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+    found = f"this model has no linear layer {named} that adapters may change"
+    if any(".experts." in module for module in modules):
+        found += "; the experts of mixtures are computed together, and are left as they are"
+    remedy = "name an adapter that was trained for this model, without its head, or merge it into the weights"
+    return refusal(adapter.path, found, remedy)

@@ -1,0 +1,158 @@
+"""Adapters that are served beside the model, each as a model of its own: named when the server starts
+(`--lora-modules`), or while it serves, from one folder (`--lora-dir`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engine.embedding import AsyncLLM
+from engine.plugin import points
+from engine.plugin.loading import brought
+from engine.types.errors import ConfigError, InvalidRequestError, rebuild_error
+from engine.types.request import Adapter
+from engine_server.config import ServerConfig
+from engine_server.errors import APIError, invalid
+
+LOOK_SECONDS = 0.02
+"""How often the cores are asked whether they have loaded an adapter."""
+MOST = 4096
+"""Adapters that may be named; of those that are not at work the files alone are there."""
+
+
+class ServedAdapters:
+    """Those that requests may name. From the event loop's thread.
+
+    Args:
+        llm: the engine.
+        settings: which are there from the start, and where others may be loaded from.
+
+    Attributes:
+        folder: where others may be loaded from; None: none may.
+
+    Raises ConfigError where there are to be some, and the engine has no driver for them.
+    """
+
+    def __init__(self, llm: AsyncLLM, settings: ServerConfig) -> None:
+        self._llm = llm
+        self._modules = modules_of(settings.lora_modules or ())
+        self._served: dict[str, Adapter] = {}
+        self._loading: set[str] = set()
+        self.folder = None if settings.lora_dir is None else os.path.realpath(settings.lora_dir)
+        if self.folder is not None and not os.path.isdir(self.folder):
+            raise ConfigError(f"lora_dir={settings.lora_dir}", "there is no such folder", "make it, or name another")
+        asked = "lora_modules" if self._modules else "lora_dir" if self.folder is not None else ""
+        if asked and llm.plan.one(points.ADAPTER) is None:
+            raise ConfigError(asked, "the engine is to serve no adapters", "pass --adapter lora (or --enable-lora) too")
+        if self.folder is not None and settings.api_workers > 1:
+            found = f"each of {settings.api_workers} API processes would have adapters of its own"
+            raise ConfigError("lora_dir", found, "name them with --lora-modules, or leave --api-workers out")
+        for name in self._modules:
+            if name in llm.model_names:
+                raise ConfigError(f"lora_modules: {name}", "the model itself has this name", "choose another")
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._served)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In the order in which they came."""
+        return tuple(self._served)
+
+    def get(self, name: str | None) -> Adapter | None:
+        """The adapter of a name; None for the model's own, and where it is not there (any more)."""
+        return None if name is None else self._served.get(name)
+
+    async def begin(self) -> None:
+        """Load those that are there from the start. Raises the EngineError of the first that cannot be."""
+        for name, path in self._modules.items():
+            await self.load(name, path)
+
+    async def load(self, name: str, path: str) -> Adapter:
+        """Serve the adapter in a folder under a name, in place of what had it, once the cores have loaded it: they may
+        drop it again where others are used more. Raises InvalidRequestError where it is none, or not for this model."""
+        make: Any = brought("adapters", "serve adapters")
+        adapter: Adapter = await asyncio.to_thread(make, name, 0, path)
+        await self._llm.call("load_adapter", adapter.name, adapter.path, adapter.revision)
+        while True:
+            loaded, error = await self._llm.call("adapter_state", adapter.identity)
+            if error is not None:
+                raise rebuild_error(tuple(error))
+            if loaded:
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        before = self._served.get(name)
+        self._served[name] = adapter
+        if before is not None and before != adapter:
+            await self._llm.call("unload_adapter", before.identity)
+        return adapter
+
+    async def load_named(self, name: str, path: str, in_place: bool) -> None:
+        """As `load`, asked over HTTP. Raises APIError where nobody may, for a name that is taken, for a path outside
+        `folder`."""
+        self._check_allowed()
+        if name in self._llm.model_names:
+            raise invalid("lora_name", f"the model itself is called {name!r}; choose another")
+        if name in self._loading or (name in self._served and not in_place):
+            raise invalid("lora_name", f"an adapter {name!r} is there already; unload it, or send load_inplace")
+        if len(self._served) + len(self._loading) >= MOST and name not in self._served:
+            raise invalid("lora_name", f"{MOST} adapters are there, which is the most; unload one")
+        self._loading.add(name)
+        try:
+            await self.load(name, self._within(path))
+        except InvalidRequestError as error:
+            raise APIError(400, str(error), param="lora_path", code=error.code) from error
+        finally:
+            self._loading.discard(name)
+
+    async def unload(self, name: str) -> None:
+        """Serve it no more; requests that use it go on. Raises APIError where nobody may, and where there is none."""
+        self._check_allowed()
+        adapter = self._served.pop(name, None)
+        if adapter is None:
+            raise APIError(404, f"the adapter {name[:200]!r} does not exist", param="lora_name", code="model_not_found")
+        await self._llm.call("unload_adapter", adapter.identity)
+
+    def _check_allowed(self) -> None:
+        if self.folder is None:
+            found = "this server loads no adapters while it serves; its operator can start it with --lora-dir"
+            raise APIError(403, found, code="adapters_are_fixed")
+
+    def _within(self, path: str) -> str:
+        """The path, which begins in `folder` where it is relative. Links do not lead out of it."""
+        assert self.folder is not None
+        found = os.path.realpath(os.path.join(self.folder, path))
+        if os.path.commonpath([found, self.folder]) != self.folder or "\0" in path:
+            raise invalid("lora_path", "it lies outside of --lora-dir; name a folder in it")
+        return found
+
+
+def modules_of(given: Iterable[str]) -> Mapping[str, str]:
+    """Paths by name, of "name=path,name=path" or of {"name": ..., "path": ...} as vLLM has them. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for text in given:
+        for name, path in _modules(text):
+            if not name or not path:
+                raise ConfigError(f"lora_modules={text}", "a name or a path is missing", "pass NAME=PATH,NAME=PATH")
+            if name in found:
+                raise ConfigError(f"lora_modules={text}", f"two have the name {name!r}", "give each its own")
+            found[name] = path
+    return found
+
+
+def _modules(text: str) -> list[tuple[str, str]]:
+    if not text.lstrip().startswith("{"):
+        # A comma within a path is one where no NAME= follows.
+        parts = [part.partition("=") for part in re.split(r",(?=[^,=/]+=)", text)]
+        return [(name.strip(), path.strip()) for name, _, path in parts]
+    try:
+        module = json.loads(text)
+        return [(str(module["name"]), str(module["path"]))]
+    except (ValueError, KeyError) as error:
+        found = f"it is no JSON with name and path: {error}"
+        raise ConfigError(f"lora_modules={text}", found, "pass NAME=PATH,NAME=PATH") from error
