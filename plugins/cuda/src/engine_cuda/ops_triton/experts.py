@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -74,6 +75,7 @@ def tile_of(pairs: int, experts: int, itemsize: int, roomy: bool) -> Tile:
     return Tile(128, 256, 64, 8, 4) if roomy else Tile(128, 128, 32, 8, 3)
 
 
+@functools.cache
 def is_roomy(device: torch.device) -> bool:
     """Whether a program has 227 KB of shared memory, and tensor cores that read it (Hopper, Blackwell); others have 64
     KB at least."""
