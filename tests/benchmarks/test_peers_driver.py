@@ -29,7 +29,7 @@ from tests.benchmarks.peers.ours import Ours
 from tests.benchmarks.peers.page import page
 from tests.benchmarks.peers.peer import Peer
 from tests.benchmarks.peers.process import PeerProcess, WorkerError, compiled_folder, worker_environment
-from tests.benchmarks.peers.protocol import Settings
+from tests.benchmarks.peers.protocol import GGUF, Settings
 from tests.benchmarks.peers.results import Comparison, LeftOut, Results, Start, Task
 from tests.benchmarks.peers.roofline import machine_share
 from tests.benchmarks.peers.workloads import WORKLOADS, Request, warm_up
@@ -259,7 +259,8 @@ def test_processor_time_is_asked_of_one_thread(fake: Fake, tmp_path: Path) -> No
 def test_the_default_work_is_known() -> None:
     names = [Task.parse(text).name for text in parser().parse_args([]).work.split(",")]
     assert names == ["W1", "W2", "W3", "W4", "W1-int8", "W1-int4", "W1-draft"]
-    by_name = {"start", "W5"}  # the first is no work, the second is asked for with the mixture of experts
+    # the first is no work, the second is asked for with the mixture of experts, the others by the form of their files
+    by_name = {"start", "W5", *(f"{work}-{form}" for work in ("W1", "W4", "W5") for form in GGUF)}
     assert {bar.task for bar in BARS} - by_name <= set(names)
     assert {bar.peer for bar in BARS} <= {BEST, *registry.PEERS}
 

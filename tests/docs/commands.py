@@ -50,7 +50,9 @@ def words(line: str) -> list[str]:
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a command, as the program makes it. Raises for a command that there is not."""
     command = _find(name)
-    parser = argparse.ArgumentParser(prog=f"engine {name}", allow_abbrev=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(
+        prog=f"engine {name}", allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
+    )
     command.add_arguments(parser)
     return parser
 

@@ -37,6 +37,8 @@ class Shape(NamedTuple):
 
 SHAPES = {"Qwen3-30B-A3B": Shape(128, 8, 2048, 768), "Mixtral-8x7B": Shape(8, 2, 4096, 14336)}
 TOKENS = (1, 16, 256, 4096)
+FEW = 16
+"""Tokens up to which our kernels are launched as dependents too (`platform.dependents`)."""
 CHECKED = 24
 """Tokens of a step that are computed in float64."""
 SILU = ExpertAct()
@@ -65,22 +67,27 @@ class Layer:
         self.ops = self._drivers()
 
     def _drivers(self) -> dict[str, Any]:
+        from engine_cuda.dependents import DEPENDENT, can_depend
         from engine_cuda.ops_triton.body import TritonOpsBody
         from engine_moe.ops_moe.body import MoeOpsBody
 
         nothing: Any = None
-        return {"triton": TritonOpsBody(nothing), "loop": MoeOpsBody(nothing)}
+        found: dict[str, Any] = {"loop": MoeOpsBody(nothing), "triton": TritonOpsBody(nothing)}
+        if self.device != "cpu" and can_depend(torch.device(self.device)):
+            found["dependent"] = TritonOpsBody(nothing)
+            found["dependent"].dependent = DEPENDENT
+        return found
 
     def computes(self) -> dict[str, Compute]:
         """By name, the slowest first: whatever ours does to the device, the others are told."""
-        packed = {name: ops.pack_experts(self.first, self.last, None, None) for name, ops in self.ops.items()}
-        found: dict[str, Compute] = {
-            "loop": lambda x, ids, weights: self.ops["loop"].experts(x, packed["loop"], ids, weights, SILU)
-        }
-        if hasattr(torch, "_grouped_mm"):
-            found["torch._grouped_mm"] = self.grouped
-        found["triton"] = lambda x, ids, weights: self.ops["triton"].experts(x, packed["triton"], ids, weights, SILU)
-        return found
+
+        def by(ops: Any) -> Compute:
+            packed = ops.pack_experts(self.first, self.last, None, None)
+            return lambda x, ids, weights: ops.experts(x, packed, ids, weights, SILU)
+
+        found = {name: by(ops) for name, ops in self.ops.items()}
+        grouped = {"torch._grouped_mm": self.grouped} if hasattr(torch, "_grouped_mm") else {}
+        return {"loop": found.pop("loop"), **grouped, **found}
 
     def grouped(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """By torch's product of groups, as one would put it together of torch's operations without waiting."""
@@ -135,7 +142,7 @@ def check(layer: Layer, compute: Compute, tokens: int) -> None:
 
 def seconds(layer: Layer, compute: Compute, tokens: int, graph: bool) -> float:
     """Of one call, among calls that choose other experts each; 0 where there is no GPU."""
-    given = [layer.given(tokens, seed) for seed in range(8 if tokens <= 16 else 2)]
+    given = [layer.given(tokens, seed) for seed in range(8 if tokens <= FEW else 2)]
 
     def launch() -> None:
         for x, ids, weights in given:
@@ -169,6 +176,8 @@ def measure(layer: Layer, title: str, tokens: int) -> Row:
     told: dict[str, float] = {}
     failed: list[str] = []
     for name, compute in layer.computes().items():
+        if name == "dependent" and tokens > FEW:
+            continue  # the gaps between its launches are nothing beside them
         try:
             check(layer, compute, tokens)
             told[name] = seconds(layer, compute, tokens, name != "loop")
@@ -178,7 +187,7 @@ def measure(layer: Layer, title: str, tokens: int) -> Row:
                 break
     num_bytes, flops = work(layer, tokens) if not broken() else (0.0, 0.0)
     parts = [f"{name} {each * 1e6:,.1f} us" for name, each in told.items()]
-    ours = told.get("triton", 0.0)
+    ours = min((told[name] for name in ("triton", "dependent") if name in told), default=0.0)
     if ours and "torch._grouped_mm" in told:
         parts.append(f"{told['torch._grouped_mm'] / ours:.2f} times torch's")
     return Row(

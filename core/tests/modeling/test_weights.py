@@ -316,3 +316,39 @@ def test_parts_with_a_scale_each(turned: bool) -> None:
     load_weights(layer, tensors.items())
     a, b = (codes[name].double() * scales[name] for name in "ab")
     assert torch.equal(layer(torch.eye(4, dtype=torch.float64)).T, torch.cat((a, b[[2, 0, 1]] if turned else b)))
+
+
+class Noted(TwoScales):
+    """A form that has two rows in each element, a note of any length, and scales that may be stored as [1] or []."""
+
+    def tensors(self, layer: LayerShape) -> list[StoredTensor]:
+        signed = frozenset({"int8"})
+        found = layer.stored("pairs", outputs=2, dtypes=signed)
+        for place, name in enumerate(layer.names):
+            found.append(StoredTensor("scale", f"{name}.scale", (1,)))
+            found.append(StoredTensor(f"note.{place}", f"{name}.note", (-1,), dtypes=frozenset({"uint8"})))
+        return [one._replace(in_order=False) for one in found]
+
+    def linear(self, x: torch.Tensor, packed: Tensors) -> torch.Tensor:
+        assert [packed[f"note.{place}"].tolist() for place in range(2)] == [[1, 2, 3], [4]]
+        rows = packed["pairs"].double().repeat_interleave(2, 0) * packed["scale"].repeat_interleave(4).unsqueeze(1)
+        return x @ rows[[0, 1, 2, 3, 6, 7, 4, 5]].T
+
+
+def test_forms_that_put_rows_in_order_themselves() -> None:
+    context: Any = SimpleNamespace(
+        ops=None, quantization={"linear": Noted()}, covers=None, adapters=None,
+        dtype=torch.float64, device=torch.device("cpu"),
+    )  # fmt: skip
+    orders = {"b": [2, 3, 0, 1]}
+    layer = Linear(context, 4, [4, 4], ["a", "b"], False, kind="linear", orders=orders)
+    pairs = {name: torch.randint(-9, 9, (2, 4), dtype=torch.int8) for name in "ab"}
+    tensors = {f"{name}.pairs": pairs[name] for name in "ab"}
+    tensors |= {"a.scale": torch.tensor(2.0), "b.scale": torch.tensor([0.5])}
+    notes = {"a.note": torch.tensor([1, 2, 3], dtype=torch.uint8), "b.note": torch.tensor([4], dtype=torch.uint8)}
+    load_weights(layer, [*tensors.items(), *notes.items()])
+    a, b = (pairs[name].double().repeat_interleave(2, 0) * scale for name, scale in (("a", 2.0), ("b", 0.5)))
+    assert torch.equal(layer(torch.eye(4, dtype=torch.float64)).T, torch.cat((a, b[orders["b"]])))
+    with pytest.raises(CheckpointError, match=r"of the wrong form: a\.note"):
+        layer = Linear(context, 4, [4, 4], ["a", "b"], False, kind="linear", orders=orders)
+        load_weights(layer, [*tensors.items(), *notes.items(), ("a.note", torch.zeros(1))][::-1])

@@ -17,12 +17,15 @@ from typing import Any
 
 import torch
 
-from engine_cpu.packed import PackedLinear
+from engine_cpu.packed import Packed, PackedLinear
+from engine_kit.ggml_blocks import TYPES
 
 BYTES = 160 << 20
 """Of the plain weights."""
 ROUNDS = 5
-FORMS = (("bfloat16", 0), ("int8", 0), ("int4", 32), ("int4", 64), ("int4", 128))
+BLOCKS = ("q4_0", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs")
+"""Of GGUF files, with random bits."""
+FORMS = (("bfloat16", 0), ("int8", 0), ("int4", 32), ("int4", 64), ("int4", 128), *((kind, 0) for kind in BLOCKS))
 
 
 def read_speed(clock: Callable[[], float]) -> float:
@@ -33,6 +36,15 @@ def read_speed(clock: Callable[[], float]) -> float:
         memory.sum()
         rates.append(memory.nbytes / (clock() - start) / 1e9)
     return statistics.median(rates)
+
+
+def _packed(linear: PackedLinear, form: str, weight: torch.Tensor, group: int) -> Packed:
+    if form not in BLOCKS:
+        return linear.pack(form, weight, None, group)
+    outputs, inputs = weight.shape
+    each = TYPES[form.upper()]
+    blocks = torch.randint(0, 64, (outputs, inputs // each.inputs * each.bytes), dtype=torch.uint8)
+    return linear.pack_blocks(form, blocks, inputs, None)
 
 
 def main() -> int:
@@ -49,7 +61,7 @@ def main() -> int:
     linear = PackedLinear("quantization", asked.level)
     count = max(2, BYTES // (outputs * inputs * 2))
     weights = [(torch.randn(outputs, inputs) / 32).bfloat16() for _ in range(count)]
-    packed: list[list[Any]] = [[linear.pack(form, w, None, group) for w in weights] for form, group in FORMS]
+    packed: list[list[Any]] = [[_packed(linear, form, w, group) for w in weights] for form, group in FORMS]
     print(f"reading alone: {read_speed(clock):.1f} GB/s")
     for rows in map(int, asked.rows.split(",")):
         x = torch.randn(rows, inputs).bfloat16()

@@ -1,6 +1,6 @@
 #include <nanobind/stl/string.h>
 
-#include <cstring>
+#include <iterator>
 #include <stdexcept>
 
 #include "bindings.h"
@@ -23,9 +23,10 @@ ScaleType scale_of(const std::string& name) {
 
 Layout layout_of(const std::string& format, std::size_t outputs, std::size_t inputs, std::size_t group_size,
                  const std::string& scale) {
-    static constexpr const char* NAMES[] = {"float32", "bfloat16", "int8",    "int4",
-                                            "codes4",  "codes8",   "values4", "values8"};
-    for (int i = 0; i < 8; ++i)
+    static constexpr const char* NAMES[] = {"float32", "bfloat16", "int8",    "int4", "codes4", "codes8", "values4",
+                                            "values8", "float16",  "q4_0",    "q4_1", "q5_0",   "q5_1",   "q8_0",
+                                            "q2_k",    "q3_k",     "q4_k",    "q5_k", "q6_k",   "iq4_nl", "iq4_xs"};
+    for (std::size_t i = 0; i < std::size(NAMES); ++i)
         if (format == NAMES[i]) return {static_cast<Format>(i), outputs, inputs, group_size, scale_of(scale)};
     throw std::invalid_argument("no format '" + format + "'");
 }
@@ -37,10 +38,10 @@ public:
 
     void linear(const Layout& layout, int dtype, std::uintptr_t x, std::size_t x_stride, std::size_t rows,
                 std::uintptr_t weight, std::uintptr_t scales, std::uintptr_t bias, std::uintptr_t out,
-                std::uintptr_t scratch, std::uintptr_t order) const {
-        Packed arguments{layout,     static_cast<DType>(dtype), at(x),                  x_stride, rows,
-                         at(weight), at<const float>(scales),   at<const float>(bias), at(out),  at(scratch)};
-        arguments.order = at<const std::int32_t>(order);
+                std::size_t out_stride, std::uintptr_t scratch, std::uintptr_t order) const {
+        const Packed arguments{layout,     static_cast<DType>(dtype), at(x),                 x_stride, rows,
+                               at(weight), at<const float>(scales),   at<const float>(bias), at(out),  at(scratch),
+                               at<const std::int32_t>(order), out_stride};
         tape::run(layout.quantized() ? "linear_quantized" : "linear_packed",
                   [kernel = kernel_, arguments, threads = threads_] {
                       Packed now = arguments;
@@ -73,6 +74,11 @@ void bind_packed(nb::module_& m) {
                  pack(self, static_cast<DType>(dtype), at(weight), stride, at(packed), at<float>(scales), threads);
              },
              "dtype"_a, "weight"_a, "stride"_a, "packed"_a, "scales"_a, "threads"_a, unlocked())
+        .def("pack_blocks",
+             [](const Layout& self, std::uintptr_t weight, std::size_t stride, std::uintptr_t packed, int threads) {
+                 pack_blocks(self, at(weight), stride, at(packed), threads);
+             },
+             "weight"_a, "stride"_a, "packed"_a, "threads"_a, unlocked())
         .def("pack_codes",
              [](const Layout& self, std::uintptr_t codes, std::uintptr_t scales, std::uintptr_t zeros,
                 std::uintptr_t packed, int threads) {
@@ -83,7 +89,7 @@ void bind_packed(nb::module_& m) {
     nb::class_<PackedOps>(m, "PackedOps")
         .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)
         .def("linear", &PackedOps::linear, "layout"_a, "dtype"_a, "x"_a, "x_stride"_a, "rows"_a, "weight"_a,
-             "scales"_a, "bias"_a, "out"_a, "scratch"_a, "order"_a = 0, unlocked());
+             "scales"_a, "bias"_a, "out"_a, "out_stride"_a, "scratch"_a, "order"_a = 0, unlocked());
 }
 
 }  // namespace engine_cpu

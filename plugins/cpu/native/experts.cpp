@@ -111,7 +111,7 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
         const auto of = [expert](const std::uintptr_t* each) { return reinterpret_cast<const float*>(each[expert]); };
         Packed found{by.layout, a.dtype, scratch + x, width, rows, reinterpret_cast<const void*>(by.weights[expert]),
                      of(by.scales), of(by.biases), scratch + out, scratch + room};
-        found.order = reinterpret_cast<const std::int32_t*>(by.orders[expert]);
+        if (by.orders) found.order = reinterpret_cast<const std::int32_t*>(by.orders[expert]);
         return found;
     };
     const auto at_once = [&](const ExpertMatrices& by, std::size_t x, std::size_t width, std::size_t out) {

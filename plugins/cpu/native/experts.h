@@ -65,7 +65,7 @@ struct ExpertMatrices {
     const std::uintptr_t* weights;  // [experts]
     const std::uintptr_t* scales;   // likewise, of int8; of stored codes their table
     const std::uintptr_t* biases;   // likewise
-    const std::uintptr_t* orders;   // likewise, of stored codes
+    const std::uintptr_t* orders = nullptr;  // likewise, of stored codes; null: of none
 };
 
 // One layer. out[t] = sum over i of weights[t, i] * last(act(first(x[t]))) by expert ids[t, i]; x and out have one dtype.

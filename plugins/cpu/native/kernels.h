@@ -17,8 +17,8 @@ std::size_t size_of(DType dtype);
 
 // What the kernels below work on. Strides and sizes count elements; the last dimension is dense. float32 and bfloat16.
 
-// out [rows, outputs], dense, = x [rows, inputs] @ weight.T + bias, with the weight as packing.h lays it out. x and out have
-// one dtype: the format's own, for int8 and int4 float32 or bfloat16. A row's bits do not depend on the rows beside it.
+// out [rows, outputs] = x [rows, inputs] @ weight.T + bias, with the weight as layout.h says. x and out have one dtype: the
+// format's own, or float32 or bfloat16 where it is neither. A row's bits do not depend on the rows beside it.
 struct Packed {
     Layout layout;
     DType dtype;
@@ -30,6 +30,7 @@ struct Packed {
     void* out;
     void* scratch;  // layout.scratch_bytes(rows)
     const std::int32_t* order = nullptr;  // of stored codes, [inputs]: which input of x comes where; null: as they stand
+    std::size_t out_stride = 0;           // from a row of out to the next; 0: they lie side by side
 };
 
 // out [rows, heads, size], dense, = x [rows, heads, size] / rms * weight [size]

@@ -1,10 +1,12 @@
-// Weights of linear layers laid out for the kernels of levels/packed.cpp and levels/quantized.cpp, once, after loading.
+// Weights of linear layers laid out for the kernels of levels/packed.cpp, levels/quantized.cpp and levels/blocks.cpp, once,
+// after loading.
 //
 // Outputs are divided into panels of 32, the last filled up with zeros, and a panel is read from its beginning to its
 // end. It goes over the inputs unit by unit; a unit has 32 bits of each output:
 //
 //   float32    1 input                    float
 //   bfloat16   2 inputs                   bfloat16, the earlier one in the lower half
+//   float16    1 input, 16 bits           float16
 //   int8       4 inputs                   one byte each: code + 128, in the order of inputs
 //   int4       4 inputs, 16 bits each     64 bytes: byte 4 * lane + i has input i of output `lane` in its lower half and
 //                                         that of output 16 + `lane` in its upper one: code + 8
@@ -20,17 +22,18 @@
 //                      stand for other whole numbers below 256 by a table
 //   values4            as codes4, each standing for a float of a table of 16; a weight is scale * value
 //   values8            as codes8, each an 8-bit float (e4m3)
+//
+// The others are stored in blocks by ggml, and laid out as blocks.h says, in as many bits as they have in the file.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "blocks.h"
+
 namespace engine_cpu {
 
-enum class Format : int { float32, bfloat16, int8, int4, codes4, codes8, values4, values8 };
 enum class ScaleType : int { float32, float16, bfloat16 };
-
-constexpr std::size_t PANEL = 32;  // outputs
 
 // The sizes of a packed layer. `group_size`, a multiple of 4, is int4's and that of stored codes; others have one group,
 // which is the row.
@@ -39,7 +42,7 @@ struct Layout {
     std::size_t outputs, inputs, group_size;
     ScaleType scale = ScaleType::float32;
 
-    bool codes() const { return format >= Format::codes4; }
+    bool codes() const { return format >= Format::codes4 && format <= Format::values8; }
     bool whole_numbers() const { return format == Format::codes4 || format == Format::codes8; }
     bool nibbles() const { return format == Format::int4 || format == Format::codes4 || format == Format::values4; }
     bool grouped() const { return format == Format::int4 || codes(); }
@@ -50,22 +53,31 @@ struct Layout {
     }
 
     std::size_t panels() const { return (outputs + PANEL - 1) / PANEL; }
-    std::size_t groups() const { return grouped() ? (inputs + group_size - 1) / group_size : 1; }
+    BlockForm block() const { return block_form(format); }
+    std::size_t groups() const {
+        if (in_blocks(format)) return inputs / block().group;
+        return grouped() ? (inputs + group_size - 1) / group_size : 1;
+    }
     // 32-bit units of a row of inputs, padding included
     std::size_t units() const {
         switch (format) {
             case Format::float32:
+            case Format::float16:
                 return inputs;
             case Format::bfloat16:
                 return (inputs + 1) / 2;
             case Format::int8:
                 return (inputs + 3) / 4;
             default:
-                return groups() * group_size / 4;
+                return in_blocks(format) ? inputs / 4 : groups() * group_size / 4;
         }
     }
-    bool quantized() const { return format == Format::int8 || format == Format::int4 || whole_numbers(); }
+    bool quantized() const {
+        return format == Format::int8 || format == Format::int4 || whole_numbers() || in_blocks(format);
+    }
     std::size_t panel_bytes() const {
+        if (in_blocks(format)) return inputs / block().inputs * PANEL * block().bytes;
+        if (format == Format::float16) return units() * PANEL * 2;
         return (grouped() ? groups() * scale_bytes() : 0) + units() * PANEL * (nibbles() ? 2 : 4);
     }
     std::size_t bytes() const { return panels() * panel_bytes(); }

@@ -56,16 +56,17 @@ if(CPU_SANITIZE)
 endif()
 set(native_folder "${CMAKE_CURRENT_LIST_DIR}")
 file(GLOB level_sources CONFIGURE_DEPENDS "${native_folder}/levels/*.cpp")
-set(quantized_source "${native_folder}/levels/quantized.cpp" "${native_folder}/levels/codes.cpp")
+set(quantized_sources "${native_folder}/levels/quantized.cpp" "${native_folder}/levels/codes.cpp"
+                      "${native_folder}/levels/blocks.cpp")
 set(amx_source "${native_folder}/levels/amx/packed.cpp")
 set(on_base "${native_folder}/levels/on_base/table.cpp")
-set(level_avx512_vnni_sources ${on_base} ${quantized_source} "${native_folder}/levels/vnni/packed.cpp")
+set(level_avx512_vnni_sources ${on_base} ${quantized_sources} "${native_folder}/levels/vnni/packed.cpp")
 set(level_avx512_amx_sources ${on_base} ${amx_source})
 
 # Makes `target` of the kernels of all levels, too.
 function(add_levels target)
   # integer kernels give the same bits at all levels: no compiler makes one rounding of two there
-  set_source_files_properties(${quantized_source} ${amx_source} PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
+  set_source_files_properties(${quantized_sources} ${amx_source} PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
   foreach(level ${levels})
     set(sources ${level_sources})
     if(level_${level}_base)

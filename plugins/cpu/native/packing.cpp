@@ -33,6 +33,11 @@ void pack_plain(const Layout& layout, const Matrix<T>& weight, std::size_t panel
                 to[(u * PANEL + lane) * EACH + i] = weight.at(panel * PANEL + lane, u * EACH + i);
 }
 
+void pack_half(const Layout& layout, const Matrix<fp16>& weight, std::size_t panel, fp16* to) {
+    for (std::size_t lane = 0; lane < PANEL; ++lane)
+        for (std::size_t u = 0; u < layout.units(); ++u) to[u * PANEL + lane] = weight.at(panel * PANEL + lane, u);
+}
+
 // The scale of a group before it is narrowed: the weight farthest from zero divided by -half.
 template <typename T>
 float scale_of(const Matrix<T>& weight, std::size_t output, std::size_t begin, std::size_t end, float half) {
@@ -138,6 +143,13 @@ void pack_codes(const Layout& layout, const std::uint8_t* codes, const void* sca
 void pack(const Layout& layout, DType dtype, const void* weight, std::size_t stride, void* packed, float* scales,
           int threads) {
     const std::size_t outputs = layout.outputs, inputs = layout.inputs;
+    if (layout.format == Format::float16) {
+        const Matrix<fp16> halves{static_cast<const fp16*>(weight), stride, outputs, inputs};
+        return parallel_for(threads, layout.panels(), 1, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t panel = begin; panel < end; ++panel)
+                pack_half(layout, halves, panel, static_cast<fp16*>(packed) + panel * layout.panel_bytes() / 2);
+        });
+    }
     if (dtype == DType::bfloat16)
         pack_of<bf16>(layout, {static_cast<const bf16*>(weight), stride, outputs, inputs}, packed, scales, threads);
     else

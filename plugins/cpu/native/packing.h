@@ -13,6 +13,10 @@ namespace engine_cpu {
 void pack(const Layout& layout, DType dtype, const void* weight, std::size_t stride, void* packed, float* scales,
           int threads);
 
+// The same of weights [outputs] of blocks, whose rows are `stride` bytes apart. Throws std::invalid_argument where the layout
+// is another's, or its inputs are no whole blocks.
+void pack_blocks(const Layout& layout, const void* weight, std::size_t stride, void* packed, int threads);
+
 // Lays out codes that a checkpoint stores: codes [outputs, inputs], one byte each, of formats codes4 .. values8 and of int8
 // (whose scales stay where they are); scales [outputs, groups] of layout.scale; zeros [outputs, groups] of whole numbers.
 // All dense.

@@ -1,6 +1,10 @@
 """The drivers of this package through the suites of engine-sdk; the operations at every level of processor features."""
 
+from typing import Any, ClassVar
+
 import pytest
+import torch
+from ggml_blocks import random_blocks
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 pytest.importorskip("engine_cpu", reason="engine-cpu is not installed")
@@ -119,6 +123,29 @@ class TestInt4Small(QuantizationConformance):
 @pytest.mark.slow
 class TestInt4Scalar(QuantizationConformance):
     driver, options = "int4", {"level": "scalar"}
+
+
+class TestGGUF(QuantizationConformance):
+    driver, inputs = "gguf_cpu", 512
+    kind: ClassVar[str] = "Q4_K"
+    stored: ClassVar[dict[str, Any]] = {
+        "quant_method": "gguf",
+        "types": dict.fromkeys(["layer", "layer.0", "layer.1", "layer.2"], "Q4_K"),
+    }
+
+    @classmethod
+    def write(cls, name: str, weight: torch.Tensor, bias: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        blocks, meant = random_blocks(cls.kind, *weight.shape, seed=len(name))
+        stands_for = torch.from_numpy(meant).float()
+        return {f"{name}.weight": torch.from_numpy(blocks), f"{name}.bias": bias}, stands_for
+
+
+class TestGGUFOf6Bits(TestGGUF):
+    kind = "Q6_K"
+    stored: ClassVar[dict[str, Any]] = {
+        "quant_method": "gguf",
+        "types": dict.fromkeys(["layer", "layer.0", "layer.1", "layer.2"], "Q6_K"),
+    }
 
 
 @pytest.mark.slow

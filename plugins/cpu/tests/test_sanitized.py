@@ -22,7 +22,7 @@ LIGHT = (
     "test_tape.py", "test_pool.py", "test_platform.py", "test_recorded_memory.py", "test_rows.py", "test_shm.py",
     "test_sum.py", "test_ops.py",
 )  # fmt: skip
-HEAVY = ("test_attention.py", "test_captured.py", "test_quantized.py", "test_sampling.py")
+HEAVY = ("test_attention.py", "test_captured.py", "test_codes.py", "test_quantized.py", "test_sampling.py")
 """Of these only what is of the level, and no long rows: the rest takes minutes."""
 FIRST = """
 import sys

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tests.benchmarks.peers.protocol import GGUF
 from tests.benchmarks.peers.results import START, Results
 
 BEST = "the best peer"
@@ -29,6 +30,12 @@ BARS = (
     Bar("0.6B", "W1-draft", "llama.cpp", 1.0),
     Bar("1B", "W1-int8", "llama.cpp", 1.0),
     Bar("1B", "W1-int4", "llama.cpp", 1.0),
+    *(
+        Bar(model, f"{work}-{form}", "llama.cpp", factor)
+        for model in ("0.6B", "1B")
+        for form in GGUF
+        for work, factor in (("W1", 1.0), ("W5", 1.5), ("W4", 1.2))
+    ),
     Bar("0.6B", "W2", BEST, 1.4),
     Bar("0.6B", "W3", BEST, 1.3),
     Bar("0.6B", "W4", BEST, 1.1),

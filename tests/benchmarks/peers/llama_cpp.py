@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.peers.peer import Peer
-from tests.benchmarks.peers.protocol import DRAFTS, Settings, serve
+from tests.benchmarks.peers.protocol import DRAFTS, GGUF, Settings, serve
 
 SLOTS = 16
 """Requests that run at once. Each has a cache for the longest context: 64 of them would take 15 GB at 0.6B."""
@@ -28,7 +28,7 @@ LEAST_PREFIX = 64
 PEER = Peer(
     name="llama.cpp",
     module="tests.benchmarks.peers.llama_cpp",
-    weights=("bf16", "int8", "int4", "draft"),
+    weights=("bf16", "int8", "int4", *GGUF, "draft"),
     steps=(
         ("install", "gguf==0.19.0"),
         ("install", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36"),
@@ -147,7 +147,12 @@ class LlamaCpp:
         whole = target.with_suffix(".bf16")
         write_gguf(Path(settings.checkpoint), whole)
         parameters = api.llama_model_quantize_default_params()
-        types = {"int8": api.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": api.LLAMA_FTYPE_MOSTLY_Q4_0}
+        types = {
+            "int8": api.LLAMA_FTYPE_MOSTLY_Q8_0,
+            "q8_0": api.LLAMA_FTYPE_MOSTLY_Q8_0,
+            "int4": api.LLAMA_FTYPE_MOSTLY_Q4_0,
+            "q4_k_m": api.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+        }
         parameters.ftype = types[settings.weights]
         parameters.nthread = settings.threads
         status = api.llama_model_quantize(str(whole).encode(), str(target).encode(), ctypes.byref(parameters))

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.benchmarks.peers.peer import Peer
-from tests.benchmarks.peers.protocol import DRAFTS, Settings, serve
+from tests.benchmarks.peers.protocol import DRAFTS, GGUF, Settings, serve
 
 PEER = Peer(
     name="engine",
     module="tests.benchmarks.peers.ours",
-    weights=("bf16", "int8", "int4", "draft"),
+    weights=("bf16", "int8", "int4", *GGUF, "draft"),
     steps=None,
     about="`LLM.generate` in one process, drivers as `auto` chooses them",
 )
@@ -31,8 +31,11 @@ class Ours:
         if settings.weights == "draft":
             further = {"drafter": "draft_model", "drafter.model": str(settings.draft_folder)}
             further |= {"drafter.num_tokens": DRAFTS, "drafter.adaptive": False}
+        model = settings.checkpoint
+        if settings.weights in GGUF:  # which has no vocabulary
+            model, further = str(settings.gguf_file), {"tokenizer": settings.checkpoint}
         self._llm = LLM(
-            settings.checkpoint,
+            model,
             dtype="bfloat16",
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,

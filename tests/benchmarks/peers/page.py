@@ -55,7 +55,8 @@ def _work() -> str:
     rows = [(name, f"{work.about} ({work.unit})") for name, work in WORKLOADS.items()]
     note = (
         "W1 and W5 take the time of requests with one token from that of ones with 128. `W1-int8` and `W1-int4`\n"
-        "are W1 with weights that each engine has quantized its own way. `W1-draft` is W1 with a draft model: the\n"
+        "are W1 with weights that each engine has quantized its own way. `-q8_0` and `-q4_k_m` are of one GGUF file\n"
+        "that both read. `W1-draft` is W1 with a draft model: the\n"
         "target's "
         f"first {DRAFT_LAYERS} layers, with its embedding and head; what its other layers add is multiplied by\n"
         f"{FADING:g}, so that both mostly agree. Each engine drafts {DRAFTS} tokens a step, greedily, and keeps those\n"

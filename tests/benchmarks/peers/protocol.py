@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+GGUF = ("q8_0", "q4_k_m")
+"""Forms of weights in a GGUF file that both engines read."""
 DRAFTS = 4
 """Of each step, where a draft model drafts: no engine chooses their number by itself then."""
 _PR_SET_PDEATHSIG = 1
@@ -44,7 +46,8 @@ class Settings:
     Args:
         checkpoint: folder with config.json, safetensors and tokenizer.
         converted: a folder of this peer's own for what it makes of the checkpoint; it need not exist.
-        weights: "bf16", "int8" or "int4"; "draft": bf16, with the draft model in the checkpoint's folder "draft".
+        weights: "bf16", "int8" or "int4"; one of `GGUF`: the file that llama.cpp makes, for both; "draft": bf16, with
+            the draft model in the checkpoint's folder "draft".
         threads: processor cores to use, all of them.
         max_model_len: tokens of the longest context.
         max_num_seqs: requests that may run at once.
@@ -63,6 +66,11 @@ class Settings:
     def converted_folder(self) -> Path:
         """As a path."""
         return Path(self.converted)
+
+    @property
+    def gguf_file(self) -> Path:
+        """The one that llama.cpp makes."""
+        return self.converted_folder.parents[1] / "llama.cpp" / self.converted_folder.name / "model.gguf"
 
     @property
     def draft_folder(self) -> Path:

@@ -8,6 +8,7 @@ import msgspec
 
 from engine_bench.probe import Machine
 from engine_bench.statistics import median
+from tests.benchmarks.peers.protocol import GGUF
 from tests.benchmarks.peers.workloads import WORKLOADS, Workload
 
 START = "start"
@@ -24,11 +25,9 @@ class Task(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> Task:
         """Read "W2" or "W1-int8". Raises ValueError."""
         name, _, weights = text.partition("-")
-        if name not in WORKLOADS or weights not in ("", "int8", "int4", "draft"):
-            known = ", ".join(WORKLOADS)
-            raise ValueError(
-                f"{text!r} is no work: write one of {known}, alone for bf16 or with -int8, -int4 or -draft"
-            )
+        if name not in WORKLOADS or weights not in ("", "int8", "int4", *GGUF, "draft"):
+            known, forms = ", ".join(WORKLOADS), ", ".join(f"-{form}" for form in ("int8", "int4", *GGUF))
+            raise ValueError(f"{text!r} is no work: write one of {known}, alone for bf16 or with {forms} or -draft")
         return cls(name, weights or "bf16")
 
     @property

@@ -259,7 +259,7 @@ QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
     "weights of fewer bits; a driver, or kind=driver,... (default: the one that reads what is stored so, else none)",
     kinds=("linear", "head", "expert"),
     optional=True,
-    minor=2,
+    minor=3,
 )
 EXPERTS: Point[ExpertsCard, ExpertsNeed] = Point("experts", "ExpertsCard", "one", "which rank holds which experts")
 ADAPTER: Point[AdapterCard, AdapterNeed] = Point(

@@ -162,7 +162,7 @@ class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: what the user asked for.
-        folder: holds config.json and the tokenizer's files.
+        folder: holds config.json and the tokenizer's files; or a file that is all of them.
         weights: files with tensors, in the order to read.
         config: config.json, decoded.
         generation_config: generation_config.json, decoded; empty where there is none.

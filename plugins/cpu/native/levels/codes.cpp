@@ -330,7 +330,7 @@ void whole(const Packed& a, int threads) {
     alignas(16) std::uint8_t table[16] = {};
     if (TABLE)
         for (std::size_t i = 0; i < 16; ++i) table[i] = static_cast<std::uint8_t>(a.scales[i]);
-    const Whole<F, TABLE, T> kernel{a, rows, {static_cast<T*>(a.out), a.layout.outputs, a.bias}, WholeTable(table)};
+    const Whole<F, TABLE, T> kernel{a, rows, Output<T>(a), WholeTable(table)};
     over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
         over_rows<T>(a, row, size, [&](std::size_t m, const T* x) {
             rows.round(x, a.layout.inputs, a.layout.group_size, row, m, size, 1);
@@ -343,7 +343,7 @@ void values(const Packed& a, int threads) {
     const std::size_t inputs = a.layout.inputs, padded = a.layout.units() * 4;
     auto* words = static_cast<float*>(a.scratch);
     const float none[16] = {};
-    const Values<F, T> kernel{a, words, {static_cast<T*>(a.out), a.layout.outputs, a.bias},
+    const Values<F, T> kernel{a, words, Output<T>(a),
                               Nibble(F == Format::values4 ? a.scales : none)};
     over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
         float* to = words + row * padded;

@@ -139,7 +139,7 @@ struct Prepared {
     Product<How> product() const {
         return {a.layout, static_cast<const std::uint8_t*>(a.weight),
                 static_cast<const std::uint8_t*>(as_it_lies ? a.x : a.scratch),
-                {static_cast<T*>(a.out), a.layout.outputs, a.bias}};
+                Output<T>(a)};
     }
 
     void prepare(std::size_t row, std::size_t size) const {
@@ -187,7 +187,7 @@ void packed(const Packed& arguments, int threads) {
         case Format::int4:
             return int4(arguments, threads);
         default:
-            return codes(arguments, threads);
+            return arguments.layout.codes() ? codes(arguments, threads) : blocks(arguments, threads);
     }
 }
 

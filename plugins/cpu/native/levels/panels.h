@@ -15,7 +15,7 @@
 #include "kernels.h"
 #include "levels/fetch.h"
 #include "levels/words.h"
-#include "packing.h"
+#include "kernels.h"
 #include "parallel.h"
 
 namespace engine_cpu::ENGINE_CPU_LEVEL {
@@ -127,8 +127,11 @@ void over_all_panels(const Packed* all, std::size_t count, const Kernel* kernels
 template <typename T>
 struct Output {
     T* data;
-    std::size_t outputs;
+    std::size_t outputs, stride;
     const float* bias;  // [panels * 32] or null
+
+    explicit Output(const Packed& a)
+        : data(static_cast<T*>(a.out)), outputs(a.layout.outputs), stride(a.out_stride ? a.out_stride : outputs), bias(a.bias) {}
 
     void put(std::size_t row, std::size_t panel, const Floats (&sums)[VECTORS]) const {
         const std::size_t first = panel * PANEL, count = std::min(PANEL, outputs - first);
@@ -136,7 +139,7 @@ struct Output {
         for (std::size_t v = 0; v < VECTORS; ++v) sums[v].store(wide + v * Floats::LANES);
         if (bias)
             for (std::size_t i = 0; i < PANEL; ++i) wide[i] += bias[first + i];
-        T* out = data + row * outputs + first;
+        T* out = data + row * stride + first;
         if (count == PANEL)
             for (std::size_t i = 0; i < PANEL; ++i) out[i] = narrow<T>(wide[i]);
         else

@@ -13,6 +13,8 @@ constexpr float LEAST = 4e-37f;  // 127 / smaller numbers is infinite: they coun
 
 // Scratch memory: the words of all tiles (panels.h), then for each group of each row, in the order of tiles, a scale and
 // an offset: half of the weights' codes times the sum of the row's codes, which their being unsigned adds to a product.
+// Where weights have minima instead, their codes' half being 0, it is the bits of a float: the sum of what the row's codes
+// stand for.
 struct RoundedRows {
     std::uint8_t* words;
     float* scales;
@@ -26,11 +28,10 @@ struct RoundedRows {
           units(a.layout.units()),
           groups(a.layout.groups()) {}
 
-    // Rounds row m of the tile at `row`: x [inputs], in groups of so many inputs.
-    template <typename T>
+    // Rounds row m of the tile at `row`: x [inputs], in groups of so many inputs. BLOCK: of them are looked at together.
+    template <std::size_t BLOCK = 64, typename T>
     void round(const T* x, std::size_t inputs, std::size_t group_size, std::size_t row, std::size_t m, std::size_t size,
                std::int32_t half) const {
-        constexpr std::size_t BLOCK = 64;
         for (std::size_t g = 0; g < groups; ++g) {
             const std::size_t begin = g * group_size, end = std::min(inputs, begin + group_size);
             std::uint32_t largest = 0;  // of the bits of magnitudes, which sort as these do; no NaN is lost
@@ -54,7 +55,8 @@ struct RoundedRows {
             }
             const std::size_t at = row * groups + g * size + m;
             scales[at] = some ? most / 127.0f : finite ? 0.0f : NAN;
-            offsets[at] = sum * half;
+            offsets[at] = half ? sum * half
+                               : static_cast<std::int32_t>(to_bits(scales[at] * static_cast<float>(sum)));
         }
     }
 };

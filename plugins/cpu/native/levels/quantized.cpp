@@ -112,7 +112,7 @@ template <std::size_t MOST, template <typename> typename Kernel, typename T>
 void multiply(const Packed& a, std::size_t group_size, std::int32_t half, int threads) {
     const RoundedRows rows(a);
     const auto* x = static_cast<const T*>(a.x);
-    const Kernel<T> kernel{a, rows, {static_cast<T*>(a.out), a.layout.outputs, a.bias}};
+    const Kernel<T> kernel{a, rows, Output<T>(a)};
     over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
         for (std::size_t m = 0; m < size; ++m)
             rows.round(x + (row + m) * a.x_stride, a.layout.inputs, group_size, row, m, size, half);

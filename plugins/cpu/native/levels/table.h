@@ -10,6 +10,7 @@ void packed(const Packed& arguments, int threads);
 bool packed_all(const Packed* all, std::size_t count, int threads);
 void int8(const Packed& arguments, int threads);
 void int4(const Packed& arguments, int threads);
+void blocks(const Packed& arguments, int threads);  // float16 too
 void codes(const Packed& arguments, int threads);
 void norm(DType dtype, const Norm& arguments, int threads);
 void add_norm(DType dtype, const AddNorm& arguments, int threads);

@@ -34,6 +34,9 @@ struct Floats {
     static Floats load(const fp16* p) {
         return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     }
+    static Floats load(const std::int8_t* p) {
+        return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+    }
     static Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
     friend Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
@@ -55,6 +58,21 @@ struct Words {
     }
     Floats to_floats() const { return {_mm512_cvtepi32_ps(v)}; }
     friend Words operator-(Words a, Words b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+    friend Words operator&(Words a, Words b) { return {_mm512_and_si512(a.v, b.v)}; }
+    friend Words operator|(Words a, Words b) { return {_mm512_or_si512(a.v, b.v)}; }
+    // to the right; what comes over from a neighbour of the byte is the caller's to cut off
+    template <int BITS>
+    Words shifted() const {
+        if constexpr (BITS >= 0)
+            return {_mm512_srli_epi16(v, BITS)};
+        else
+            return {_mm512_slli_epi16(v, -BITS)};
+    }
+    // bytes below 16 -> table's
+    Words looked_up(const std::uint8_t* table) const {
+        return {_mm512_shuffle_epi8(
+            _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), v)};
+    }
     // sum + the four unsigned bytes of w times the four signed ones of x, lane by lane
     static Words dot(Words sum, Words w, Words x) {
 #if defined(__AVX512VNNI__)
@@ -69,6 +87,15 @@ struct Words {
         return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
 #endif
     }
+    // the same, where the bytes of w are below 64 and those of x no -128: the sum of two products fits 16 bits
+    static Words dot_small(Words sum, Words w, Words x) {
+#if defined(__AVX512VNNI__)
+        return dot(sum, w, x);
+#else
+        const __m512i pairs = _mm512_maddubs_epi16(w.v, x.v);
+        return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+#endif
+    }
 };
 
 #elif defined(__AVX2__)
@@ -81,6 +108,9 @@ struct Floats {
     static Floats load(const float* p) { return {_mm256_loadu_ps(p)}; }
     static Floats load(const fp16* p) {
         return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    }
+    static Floats load(const std::int8_t* p) {
+        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
     }
     static Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
     friend Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
@@ -102,6 +132,19 @@ struct Words {
     }
     Floats to_floats() const { return {_mm256_cvtepi32_ps(v)}; }
     friend Words operator-(Words a, Words b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+    friend Words operator&(Words a, Words b) { return {_mm256_and_si256(a.v, b.v)}; }
+    friend Words operator|(Words a, Words b) { return {_mm256_or_si256(a.v, b.v)}; }
+    template <int BITS>
+    Words shifted() const {
+        if constexpr (BITS >= 0)
+            return {_mm256_srli_epi16(v, BITS)};
+        else
+            return {_mm256_slli_epi16(v, -BITS)};
+    }
+    Words looked_up(const std::uint8_t* table) const {
+        return {_mm256_shuffle_epi8(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), v)};
+    }
     static Words dot(Words sum, Words w, Words x) {
         // pairs of products do not fit the 16 bits of vpmaddubsw, so both sides are widened first
         const __m256i bytes = _mm256_set1_epi16(0xff);
@@ -109,6 +152,10 @@ struct Words {
                                                _mm256_srai_epi16(_mm256_slli_epi16(x.v, 8), 8));
         const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w.v, 8), _mm256_srai_epi16(x.v, 8));
         return {_mm256_add_epi32(sum.v, _mm256_add_epi32(even, odd))};
+    }
+    static Words dot_small(Words sum, Words w, Words x) {
+        const __m256i pairs = _mm256_maddubs_epi16(w.v, x.v);
+        return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
     }
 };
 
@@ -121,6 +168,9 @@ struct Floats {
     static Floats all(float x) { return {vdupq_n_f32(x)}; }
     static Floats load(const float* p) { return {vld1q_f32(p)}; }
     static Floats load(const fp16* p) { return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)))}; }
+    static Floats load(const std::int8_t* p) {
+        return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(load_word(p)))))))};
+    }
     static Floats fma(Floats a, Floats b, Floats c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
     friend Floats operator*(Floats a, Floats b) { return {vmulq_f32(a.v, b.v)}; }
     void store(float* p) const { vst1q_f32(p, v); }
@@ -139,6 +189,21 @@ struct Words {
     Floats later() const { return {vreinterpretq_f32_u32(vandq_u32(v, vdupq_n_u32(0xffff0000u)))}; }
     Floats to_floats() const { return {vcvtq_f32_s32(vreinterpretq_s32_u32(v))}; }
     friend Words operator-(Words a, Words b) { return {vsubq_u32(a.v, b.v)}; }
+    friend Words operator&(Words a, Words b) { return {vandq_u32(a.v, b.v)}; }
+    friend Words operator|(Words a, Words b) { return {vorrq_u32(a.v, b.v)}; }
+    template <int BITS>
+    Words shifted() const {
+        if constexpr (BITS > 0)
+            return {vshrq_n_u32(v, BITS)};
+        else if constexpr (BITS < 0)
+            return {vshlq_n_u32(v, -BITS)};
+        else
+            return *this;
+    }
+    Words looked_up(const std::uint8_t* table) const {
+        return {vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_u32(v)))};
+    }
+    static Words dot_small(Words sum, Words w, Words x) { return dot(sum, w, x); }
     static Words dot(Words sum, Words w, Words x) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
         return {vreinterpretq_u32_s32(vusdotq_s32(vreinterpretq_s32_u32(sum.v), vreinterpretq_u8_u32(w.v),
@@ -163,6 +228,7 @@ struct Floats {
     static Floats all(float x) { return {x}; }
     static Floats load(const float* p) { return {*p}; }
     static Floats load(const fp16* p) { return {widen(*p)}; }
+    static Floats load(const std::int8_t* p) { return {static_cast<float>(*p)}; }
     static Floats fma(Floats a, Floats b, Floats c) { return {std::fma(a.v, b.v, c.v)}; }  // rounded as at other levels
     friend Floats operator*(Floats a, Floats b) { return {a.v * b.v}; }
     void store(float* p) const { *p = v; }
@@ -181,6 +247,21 @@ struct Words {
     Floats later() const { return {from_bits(v & 0xffff0000u)}; }
     Floats to_floats() const { return {static_cast<float>(static_cast<std::int32_t>(v))}; }
     friend Words operator-(Words a, Words b) { return {a.v - b.v}; }
+    friend Words operator&(Words a, Words b) { return {a.v & b.v}; }
+    friend Words operator|(Words a, Words b) { return {a.v | b.v}; }
+    template <int BITS>
+    Words shifted() const {
+        if constexpr (BITS >= 0)
+            return {v >> BITS};
+        else
+            return {v << -BITS};
+    }
+    Words looked_up(const std::uint8_t* table) const {
+        std::uint32_t found = 0;
+        for (int i = 0; i < 32; i += 8) found |= static_cast<std::uint32_t>(table[v >> i & 15]) << i;
+        return {found};
+    }
+    static Words dot_small(Words sum, Words w, Words x) { return dot(sum, w, x); }
     static Words dot(Words sum, Words w, Words x) {
         std::int32_t added = 0;
         for (int i = 0; i < 32; i += 8)

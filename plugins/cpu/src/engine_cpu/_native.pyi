@@ -422,8 +422,9 @@ class Layout:
     """How a linear layer's packed weights lie; see native/layout.h."""
 
     def __init__(self, format: str, outputs: int, inputs: int, group_size: int = 0, scale: str = "float32") -> None:
-        """format: "float32", "bfloat16", "int8", "int4", or of stored codes "codes4", "codes8", "values4", "values8";
-        group_size: int4's and that of stored codes, whose scales are of dtype `scale`. Raises ValueError."""
+        """format: "float32", "bfloat16", "float16", "int8", "int4"; of stored codes "codes4", "codes8", "values4",
+        "values8"; or one of native/blocks.h, e.g. "q4_k". group_size: int4's and that of stored codes, whose scales are
+        of dtype `scale`. Raises ValueError."""
 
     @property
     def panels(self) -> int:
@@ -438,6 +439,10 @@ class Layout:
 
     def pack(self, dtype: int, weight: int, stride: int, packed: int, scales: int, threads: int) -> None:
         """weight [outputs, inputs] of dtype, rows `stride` elements apart -> packed, and scales of int8 (else 0)."""
+
+    def pack_blocks(self, weight: int, stride: int, packed: int, threads: int) -> None:
+        """weight [outputs] rows of blocks, `stride` bytes apart -> packed. Raises ValueError where `inputs` are no
+        whole blocks."""
 
     def pack_codes(self, codes: int, scales: int, zeros: int, packed: int, threads: int) -> None:
         """codes uint8 [outputs, inputs], scales and zeros (uint8) [outputs, groups], all dense -> packed. zeros of
@@ -460,6 +465,7 @@ class PackedOps:
         scales: int,
         bias: int,
         out: int,
+        out_stride: int,
         scratch: int,
         order: int = 0,
     ) -> None:

@@ -90,21 +90,20 @@ class PackedLinear:
         """weight [O, I] in float32 or bfloat16, bias [O]; neither is kept.
 
         Args:
-            form: "float32" or "bfloat16" for weights of that dtype; "int8", "int4".
+            form: "float32", "bfloat16" or "float16" for weights of that dtype; "int8", "int4".
             group_size: of int4.
         """
         outputs, inputs = weight.shape
         if weight.stride(-1) != 1:
             weight = weight.contiguous()
         layout = Layout(form, outputs, inputs, group_size)
-        padded = layout.panels * 32
         packed = _memory(layout.bytes)
-        scales = torch.empty(padded, dtype=torch.float32) if form == "int8" else None
+        scales = torch.empty(layout.panels * 32, dtype=torch.float32) if form == "int8" else None
         layout.pack(
             DTYPES[weight.dtype], weight.data_ptr(), weight.stride(0), packed.data_ptr(),
             0 if scales is None else scales.data_ptr(), self._threads,
         )  # fmt: skip
-        return Packed(layout, outputs, packed, scales, _padded(bias, padded))
+        return Packed(layout, outputs, packed, scales, _padded(bias, layout.panels * 32))
 
     def pack_codes(
         self,
@@ -145,10 +144,19 @@ class PackedLinear:
         kept = None if order is None else order.to(torch.int32).clone()
         return Packed(layout, outputs, packed, beside, _padded(bias, padded), kept)
 
-    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """x [T, I] -> [T, O] in x's dtype."""
+    def pack_blocks(self, form: str, blocks: torch.Tensor, inputs: int, bias: torch.Tensor | None) -> Packed:
+        """blocks uint8 [O, bytes of I inputs] in one of the formats of native/blocks.h, bias [O]; neither is kept."""
+        blocks = blocks.contiguous()
+        layout = Layout(form, len(blocks), inputs)
+        packed = _memory(layout.bytes)
+        layout.pack_blocks(blocks.data_ptr(), blocks.stride(0), packed.data_ptr(), self._threads)
+        return Packed(layout, len(blocks), packed, None, _padded(bias, layout.panels * 32))
+
+    def linear(self, x: torch.Tensor, packed: Packed, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype; `out`, whose rows may lie apart, where it is given."""
         rows = x.shape[0]
-        out = x.new_empty((rows, packed.outputs))
+        if out is None:
+            out = x.new_empty((rows, packed.outputs))
         if not rows:
             return out
         if x.stride(-1) != 1:
@@ -161,7 +169,7 @@ class PackedLinear:
         self._ops.linear(
             packed.layout, DTYPES[x.dtype], x.data_ptr(), x.stride(0), rows, packed.weight.data_ptr(),
             0 if scales is None else scales.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-            self._scratch.data_ptr(), 0 if packed.order is None else packed.order.data_ptr(),
+            out.stride(0), self._scratch.data_ptr(), 0 if packed.order is None else packed.order.data_ptr(),
         )  # fmt: skip
         return out
 

@@ -242,12 +242,12 @@ void check_gates_and_sums(const Kernels& kernels, Random& random) {
         }
 }
 
-// One projection of all experts, packed; the last of them has none.
+// One projection of all experts, packed; each second has biases.
 struct Matrices {
     Layout layout;
     std::vector<Memory> weights;
     std::vector<Array> scales, biases;
-    std::vector<std::uintptr_t> weight_of, scale_of, bias_of;
+    std::vector<std::uintptr_t> weight_of, scale_of, bias_of, order_of;
 
     Matrices(const Layout& layout, std::size_t experts, Random& random) : layout(layout) {
         const DType stored = layout.format == Format::bfloat16 ? DType::bfloat16 : DType::float32;
@@ -263,9 +263,12 @@ struct Matrices {
             weight_of.push_back(reinterpret_cast<std::uintptr_t>(weights[e].data()));
             scale_of.push_back(layout.format == Format::int8 ? reinterpret_cast<std::uintptr_t>(scales[e].data()) : 0);
             bias_of.push_back(e % 2 ? reinterpret_cast<std::uintptr_t>(biases[e].data()) : 0);
+            order_of.push_back(0);
         }
     }
-    ExpertMatrices given() const { return {layout, weight_of.data(), scale_of.data(), bias_of.data()}; }
+    ExpertMatrices given() const {
+        return {layout, weight_of.data(), scale_of.data(), bias_of.data(), order_of.data()};
+    }
     void multiply(const Kernels& kernels, DType dtype, std::size_t expert, const void* x, void* out) const {
         Memory scratch(layout.scratch_bytes(1));
         kernels.packed({layout, dtype, x, layout.inputs, 1, reinterpret_cast<const void*>(weight_of[expert]),

@@ -20,6 +20,7 @@ ROW = 0.5 / 127 + 2.0**-20
 class Stored(QuantizationCard):
     """Weights as AWQ, GPTQ, compressed-tensors, FP8, MXFP4 and bitsandbytes store them, widened for each product."""
 
+    requires_minor = 3  # with it came `in_order`, and tensors of any length
     framework = "torch"
     kinds = frozenset(KINDS)
     rounds = False

@@ -126,20 +126,18 @@ def _order(layer: LayerShape, key: str) -> list[StoredTensor]:
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-def unpacked(words: torch.Tensor, shifts: Sequence[int], bits: int) -> torch.Tensor:
-    """int32 [..., n] -> uint8 [..., n * len(shifts)]: the codes of a word in the order of `shifts`."""
-    at = torch.tensor(shifts, dtype=torch.int32, device=words.device)
-    return (words.unsqueeze(-1) >> at & (1 << bits) - 1).to(torch.uint8).flatten(-2)
+def unpacked(words: torch.Tensor, bits: int, order: Sequence[int] = ()) -> torch.Tensor:
+    """int32 [..., n] -> uint8 [..., n * 32 / bits]: the codes of each word from its lowest bits on; or in an order."""
+    codes = words.contiguous().view(torch.uint8)
+    if bits == 4:
+        codes = nibbles(codes)
+    return codes.unflatten(-1, (-1, len(order)))[..., list(order)].flatten(-2) if order else codes
 
 
 def nibbles(packed: torch.Tensor, high_first: bool = False) -> torch.Tensor:
     """uint8 [..., n] -> uint8 [..., 2 n]."""
     pair = (packed & 15, packed >> 4)
     return torch.stack(pair[::-1] if high_first else pair, dim=-1).flatten(-2)
-
-
-def _shifts(bits: int) -> range:
-    return range(0, 32, bits)
 
 
 def _scales(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -187,7 +185,7 @@ def _group_of(layer: LayerShape, form: Form, order: torch.Tensor) -> torch.Tenso
 
 
 # -- AWQ ---------------------------------------------------------------------------------------------------------------
-AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where a word has outputs 0, 1, 2, ... of its eight."""
 
 
@@ -201,7 +199,7 @@ def _awq_tensors(layer: LayerShape, form: Form) -> list[StoredTensor]:
 
 
 def _awq_codes(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tensor]) -> Codes:
-    codes, zeros = (unpacked(tensors[key], AWQ_SHIFTS, 4).T for key in ("qweight", "qzeros"))
+    codes, zeros = (unpacked(tensors[key], 4, AWQ_ORDER).T for key in ("qweight", "qzeros"))
     return Codes(codes, 4, tensors["scales"].T, zeros, None, form.group or layer.inputs.length)
 
 
@@ -218,12 +216,12 @@ def _gptq_tensors(layer: LayerShape, form: Form) -> list[StoredTensor]:
 
 
 def _gptq_codes(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tensor]) -> Codes:
-    shifts, zeros = _shifts(form.bits), tensors["qzeros"]
-    codes = unpacked(tensors["qweight"].T, shifts, form.bits)[:, : layer.inputs.length]
+    zeros = tensors["qzeros"]
+    codes = unpacked(tensors["qweight"].T, form.bits)[:, : layer.inputs.length]
     if form.legacy:  # each is stored less one: taken off word by word, so that it is added so
-        ones = sum(1 << shift for shift in shifts)
+        ones = sum(1 << shift for shift in range(0, 32, form.bits))
         zeros = (zeros.long() + ones << 32 >> 32).to(torch.int32)
-    zeros = unpacked(zeros, shifts, form.bits).T[: codes.shape[0]]
+    zeros = unpacked(zeros, form.bits).T[: codes.shape[0]]
     group_of = _group_of(layer, form, tensors["g_idx"])
     size = form.group or layer.inputs.length
     return Codes(codes, form.bits, tensors["scales"].T, zeros, None, size, group_of)
@@ -254,12 +252,12 @@ def _packed_tensors(layer: LayerShape, form: Form) -> list[StoredTensor]:
 
 
 def _packed_codes(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tensor]) -> Codes:
-    shifts, scales = _shifts(form.bits), _scales(layer, form, tensors)
-    codes = unpacked(tensors["weight_packed"], shifts, form.bits)[:, : layer.inputs.length]
+    scales = _scales(layer, form, tensors)
+    codes = unpacked(tensors["weight_packed"], form.bits)[:, : layer.inputs.length]
     if form.symmetric:
         zeros = torch.full_like(scales, 1 << form.bits - 1, dtype=torch.uint8)
     else:
-        zeros = unpacked(tensors["weight_zero_point"].T, shifts, form.bits).T[: codes.shape[0]]
+        zeros = unpacked(tensors["weight_zero_point"].T, form.bits).T[: codes.shape[0]]
     group_of = _group_of(layer, form, tensors["weight_g_idx"]) if form.ordered else None
     return Codes(codes, form.bits, scales, zeros, None, form.group or layer.inputs.length, group_of)
 

@@ -33,9 +33,11 @@ class SafetensorsCheckpoint(CheckpointCard):
         """Folders, and all that looks like a path or like a hub's "org/name".
 
         A bare name is a folder only if a model lies in it: other drivers have names of their own, which must not
-        clash with any folder that happens to lie about.
+        clash with any folder that happens to lie about. Nor is a folder of GGUF files alone one of this driver's.
         """
         if not name or "://" in name or name.lower().endswith(_OTHER_FORMATS):
+            return False
+        if _holds_gguf_alone(os.path.expanduser(name)):
             return False
         if "/" in name or name.startswith("~") or name in (".", ".."):
             return True
@@ -57,6 +59,15 @@ class SafetensorsCheckpoint(CheckpointCard):
     def pooler(cls, files: CheckpointFiles, default: PoolerConfig) -> PoolerConfig | None:
         """As the files of sentence-transformers say."""
         return read_pooler(Path(files.folder), default)
+
+
+def _holds_gguf_alone(folder: str) -> bool:
+    try:
+        names = os.listdir(folder)
+    except (OSError, ValueError):
+        return False
+    gguf = any(name.lower().endswith(".gguf") for name in names)
+    return gguf and not any(name.endswith(".safetensors") for name in names)
 
 
 def _is_hub_name(name: str) -> bool:

@@ -50,6 +50,13 @@ def test_claims(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not Card.claims(name), name
 
 
+def test_a_folder_of_gguf_files_is_another_drivers(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    assert not Card.claims(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert Card.claims(str(tmp_path))
+
+
 def test_resolve(folder: Path) -> None:
     files = Card.resolve(str(folder))
     assert (files.name, files.folder) == (str(folder), str(folder))

@@ -140,7 +140,7 @@ void multiply(const Packed& a, const Rows& x, int threads, Give&& give) {
 
 void bfloat16(const Packed& a, int threads) {
     const Rows x{static_cast<const std::uint8_t*>(a.x), a.x_stride * 2, a.layout.inputs * 2};
-    const Output<bf16> out{static_cast<bf16*>(a.out), a.layout.outputs, a.bias};
+    const Output<bf16> out(a);
     multiply<OfBF16>(a, x, threads, [&](std::size_t row, std::size_t panel, const std::uint8_t* sums) {
         Floats found[VECTORS];
         for (std::size_t v = 0; v < VECTORS; ++v) found[v] = Words::load(sums + v * Words::LANES * 4).as_floats();
@@ -159,7 +159,7 @@ void int8_rows(const Packed& a, int threads) {
         for (std::size_t row = begin; row < end; ++row)
             rows.round(x + row * a.x_stride, a.layout.inputs, row_bytes, row, 0, 1, 128);
     });
-    const Output<T> out{static_cast<T*>(a.out), a.layout.outputs, a.bias};
+    const Output<T> out(a);
     multiply<OfBytes>(a, {rows.words, row_bytes, row_bytes}, threads,
                       [&](std::size_t row, std::size_t panel, const std::uint8_t* sums) {
                           const float* scales = a.scales + panel * PANEL;

@@ -1,4 +1,5 @@
-// VNNI multiplies bytes: weights of 8 and 4 bits are this level's own (levels/quantized.cpp). All else is the level below's.
+// VNNI multiplies bytes: weights of 8 and 4 bits and those in blocks are this level's
+// own (levels/quantized.cpp, levels/blocks.cpp). All else is the level below's.
 #include "levels/table.h"
 
 namespace engine_cpu {
@@ -16,6 +17,8 @@ void packed(const Packed& a, int threads) {
         int4(a, threads);
     else if (a.layout.codes())
         codes(a, threads);
+    else if (in_blocks(a.layout.format))
+        blocks(a, threads);
     else
         ENGINE_CPU_BASE::table().packed(a, threads);
 }

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from engine_cuda.interpreter_shim import INTERPRETED
 from engine_cuda.ops_triton.activations import _tanh
+from engine_cuda.ops_triton.launching import start_dependent
 
 
 @triton.jit
@@ -42,9 +43,12 @@ def act_of(gate, up, alpha, limit, KIND: tl.constexpr, GATED: tl.constexpr):
 
 
 @triton.jit
-def gated_act_kernel(x, out, row_stride, inner, alpha, limit, KIND: tl.constexpr, GATED: tl.constexpr,
-                     BLOCK: tl.constexpr):  # fmt: skip
+def gated_act_kernel(
+    x, out, row_stride, inner, alpha, limit, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """out [T, inner] from x [T, 2 * inner], all gates first, or [T, inner]. Grid: (T, blocks of inner)."""
+    start_dependent(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     offs_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs_n < inner
@@ -57,8 +61,11 @@ def gated_act_kernel(x, out, row_stride, inner, alpha, limit, KIND: tl.constexpr
 
 
 @triton.jit
-def row_gate_kernel(x, gate, out, x_stride, gate_stride, width, BLOCK: tl.constexpr):
+def row_gate_kernel(
+    x, gate, out, x_stride, gate_stride, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
     """out[t] = x[t] * sigmoid(gate[t]). Grid: (T, blocks of the width)."""
+    start_dependent(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     offs_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs_n < width
@@ -72,11 +79,13 @@ def row_gate_kernel(x, gate, out, x_stride, gate_stride, width, BLOCK: tl.conste
 def few_first_kernel(
     x, weight, bias, ids, out, x_stride, inner, alpha, limit, TOP_K: tl.constexpr, INPUTS: tl.constexpr,
     KIND: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, inner] = act(weight[expert] @ x[token] + bias[expert]). Grid: (blocks of OUTPUTS, pairs).
 
     weight [E, 2 * inner, INPUTS] with all gates first, or [E, inner, INPUTS]; bias [E, ...] or None.
     """
+    start_dependent(DEPENDENT)
     pair = tl.program_id(1).to(tl.int64)
     expert = tl.load(ids + pair).to(tl.int64)
     offs_m = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -117,11 +126,13 @@ def few_first_kernel(
 def few_last_kernel(
     x, weight, bias, ids, by, out, outputs, TOP_K: tl.constexpr, PADDED_K: tl.constexpr, INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out[t] = sum over i of by[t, i] * (weight[expert] @ x[t * k + i] + bias[expert]). Grid: (blocks of OUTPUTS, T).
 
     All experts of a token are read side by side. weight [E, outputs, INPUTS], bias [E, outputs] or None.
     """
+    start_dependent(DEPENDENT)
     token = tl.program_id(1).to(tl.int64)
     offs_m = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     offs_k = tl.arange(0, PADDED_K)
@@ -153,9 +164,10 @@ def few_last_kernel(
 
 # -- many pairs ----------------------------------------------------------------------------------------------------
 @triton.jit(do_not_specialize=["pairs"])
-def sort_kernel(ids, order, starts, pairs, BLOCK: tl.constexpr):
+def sort_kernel(ids, order, starts, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """order [pairs]: the pairs sorted by expert, and among equals by number; starts [E]: where those of each expert
     begin. Grid: experts, each of which reads all ids [pairs], twice."""
+    start_dependent(DEPENDENT)
     expert = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
     below = tl.zeros((BLOCK,), tl.int32)
@@ -210,9 +222,11 @@ def first_kernel(
     x, weight, bias, order, starts, out, x_stride, pairs, blocks, alpha, limit, TOP_K: tl.constexpr,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, INPUTS: tl.constexpr, INNER: tl.constexpr, KIND: tl.constexpr,
     GATED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, INNER], in sorted order, = act(weight[expert] @ x[token] + bias[expert]). Grid: blocks of rows by
     tiles of OUTPUTS outputs, of each of which a program has the gates and what they gate."""
+    start_dependent(DEPENDENT)
     block, tile = _tile_of(blocks, (INNER + OUTPUTS - 1) // OUTPUTS, GROUP)
     expert, first, end = _block_of(starts, pairs, block, EXPERTS, PADDED, ROWS)
     if expert < EXPERTS:
@@ -247,8 +261,10 @@ def last_kernel(
     x, weight, bias, order, starts, out, pairs, blocks, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
     INPUTS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, SIZE], in the order of pairs, = weight[expert] @ x[sorted row] + bias[expert]. Grid: as above."""
+    start_dependent(DEPENDENT)
     block, tile = _tile_of(blocks, (SIZE + OUTPUTS - 1) // OUTPUTS, GROUP)
     expert, first, end = _block_of(starts, pairs, block, EXPERTS, PADDED, ROWS)
     if expert < EXPERTS:
@@ -272,8 +288,11 @@ def last_kernel(
 
 
 @triton.jit
-def combine_kernel(terms, by, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def combine_kernel(
+    terms, by, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
     """out[t] = sum over i of by[t, i] * terms[t * k + i]. Grid: (T, blocks of the width)."""
+    start_dependent(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     offs_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs_n < width

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 
+from engine_cuda.dependents import MayDepend
 from engine_cuda.ops_triton.expert_kernels import (
     combine_kernel,
     few_first_kernel,
@@ -73,6 +75,7 @@ def tile_of(pairs: int, experts: int, itemsize: int, roomy: bool) -> Tile:
     return Tile(128, 256, 64, 8, 4) if roomy else Tile(128, 128, 32, 8, 3)
 
 
+@functools.cache
 def is_roomy(device: torch.device) -> bool:
     """Whether a program has 227 KB of shared memory, and tensor cores that read it (Hopper, Blackwell); others have 64
     KB at least."""
@@ -81,7 +84,7 @@ def is_roomy(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
-class Experts:
+class Experts(MayDepend):
     """The operations `pack_experts`, `experts`, `gated_act` and `moe_gate`, which engine-moe defines."""
 
     def pack_experts(
@@ -107,9 +110,9 @@ class Experts:
         ids, weights = ids.contiguous(), weights.contiguous()
         experts = len(packed.first)
         if tokens == 1 or FEW * ids.numel() <= experts:
-            _few(x, packed, ids, weights, act, out)
+            self._few(x, packed, ids, weights, act, out)
         else:
-            _many(x, packed, ids, weights, act, out)
+            self._many(x, packed, ids, weights, act, out)
         return out
 
     def gated_act(self, x: torch.Tensor, act: ExpertAct) -> torch.Tensor:
@@ -119,8 +122,9 @@ class Experts:
         out = x.new_empty(tokens, inner)
         if out.numel():
             gated_act_kernel[(tokens, triton.cdiv(inner, BLOCK))](
-                x, out, x.stride(0), inner, act.alpha, act.limit, act.kind, act.gated, BLOCK
-            )
+                x, out, x.stride(0), inner, act.alpha, act.limit, act.kind, act.gated, BLOCK,
+                bool(self.dependent), **self.dependent,
+            )  # fmt: skip
         return out
 
     def moe_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -130,27 +134,68 @@ class Experts:
         if out.numel():
             tokens, width = x.shape
             row_gate_kernel[(tokens, triton.cdiv(width, BLOCK))](
-                x, gate, out, x.stride(0), gate.stride(0), width, BLOCK
+                x, gate, out, x.stride(0), gate.stride(0), width, BLOCK, bool(self.dependent), **self.dependent
             )
         return out
 
+    def _few(
+        self,
+        x: torch.Tensor,
+        packed: PackedExperts,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        act: ExpertAct,
+        out: torch.Tensor,
+    ) -> None:
+        """Each pair by itself."""
+        (tokens, per_token), (_, outputs, inner), inputs = ids.shape, packed.last.shape, x.shape[1]
+        between = x.new_empty(ids.numel(), inner)
+        block, width = few_first_blocks(inputs, act.gated)
+        few_first_kernel[(triton.cdiv(inner, block), ids.numel())](
+            x, packed.first, packed.first_bias, ids, between, x.stride(0), inner, act.alpha, act.limit, per_token,
+            inputs, act.kind, act.gated, block, width, bool(self.dependent), **self.dependent,
+        )  # fmt: skip
+        padded = power_of_2(per_token)
+        block, width = few_last_blocks(inner, padded)
+        few_last_kernel[(triton.cdiv(outputs, block), tokens)](
+            between, packed.last, packed.last_bias, ids, weights, out, outputs, per_token, padded, inner, block, width,
+            bool(self.dependent), **self.dependent,
+        )  # fmt: skip
 
-def _few(
-    x: torch.Tensor, packed: PackedExperts, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct, out: torch.Tensor
-) -> None:
-    """Each pair by itself."""
-    (tokens, per_token), (_, outputs, inner), inputs = ids.shape, packed.last.shape, x.shape[1]
-    between = x.new_empty(ids.numel(), inner)
-    block, width = few_first_blocks(inputs, act.gated)
-    few_first_kernel[(triton.cdiv(inner, block), ids.numel())](
-        x, packed.first, packed.first_bias, ids, between, x.stride(0), inner, act.alpha, act.limit, per_token, inputs,
-        act.kind, act.gated, block, width,
-    )  # fmt: skip
-    padded = power_of_2(per_token)
-    block, width = few_last_blocks(inner, padded)
-    few_last_kernel[(triton.cdiv(outputs, block), tokens)](
-        between, packed.last, packed.last_bias, ids, weights, out, outputs, per_token, padded, inner, block, width
-    )
+    def _many(
+        self,
+        x: torch.Tensor,
+        packed: PackedExperts,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        act: ExpertAct,
+        out: torch.Tensor,
+    ) -> None:
+        """Sorted by expert."""
+        (tokens, per_token), (experts, outputs, inner) = ids.shape, packed.last.shape
+        inputs, pairs = x.shape[1], ids.numel()
+        order, starts = ids.new_empty(pairs), ids.new_empty(experts)
+        sort_kernel[(experts,)](
+            ids, order, starts, pairs, min(SORTED, max(16, power_of_2(pairs))), bool(self.dependent), num_warps=8,
+            **self.dependent,
+        )  # fmt: skip
+        tile = tile_of(pairs, experts, x.element_size(), is_roomy(x.device))
+        blocks = most_blocks(pairs, experts, tile.rows)
+        half = tile.outputs // (2 if act.gated else 1)
+        between, terms = x.new_empty(pairs, inner), x.new_empty(pairs, outputs)
+        first_kernel[(blocks * triton.cdiv(inner, half),)](
+            x, packed.first, packed.first_bias, order, starts, between, x.stride(0), pairs, blocks, act.alpha,
+            act.limit, per_token, experts, power_of_2(experts), inputs, inner, act.kind, act.gated, tile.rows, half,
+            tile.width, GROUP, bool(self.dependent), num_warps=tile.warps, num_stages=tile.stages, **self.dependent,
+        )  # fmt: skip
+        last_kernel[(blocks * triton.cdiv(outputs, tile.outputs),)](
+            between, packed.last, packed.last_bias, order, starts, terms, pairs, blocks, experts, power_of_2(experts),
+            inner, outputs, tile.rows, tile.outputs, tile.width, GROUP, bool(self.dependent),
+            num_warps=tile.warps, num_stages=tile.stages, **self.dependent,
+        )  # fmt: skip
+        combine_kernel[(tokens, triton.cdiv(outputs, BLOCK))](
+            terms, weights, out, outputs, per_token, BLOCK, bool(self.dependent), **self.dependent
+        )
 
 
 def few_first_blocks(inputs: int, gated: bool) -> tuple[int, int]:
@@ -163,30 +208,6 @@ def few_last_blocks(inner: int, padded: int) -> tuple[int, int]:
     """(outputs of a program, inputs of each expert that it takes at a time): whole warps' reads of one row."""
     width = min(256, max(16, power_of_2(inner)))
     return max(1, min(8, ELEMENTS // 256 // padded)), width
-
-
-def _many(
-    x: torch.Tensor, packed: PackedExperts, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct, out: torch.Tensor
-) -> None:
-    """Sorted by expert."""
-    (tokens, per_token), (experts, outputs, inner) = ids.shape, packed.last.shape
-    inputs, pairs = x.shape[1], ids.numel()
-    order, starts = ids.new_empty(pairs), ids.new_empty(experts)
-    sort_kernel[(experts,)](ids, order, starts, pairs, min(SORTED, max(16, power_of_2(pairs))), num_warps=8)
-    tile = tile_of(pairs, experts, x.element_size(), is_roomy(x.device))
-    blocks = most_blocks(pairs, experts, tile.rows)
-    half = tile.outputs // (2 if act.gated else 1)
-    between, terms = x.new_empty(pairs, inner), x.new_empty(pairs, outputs)
-    first_kernel[(blocks * triton.cdiv(inner, half),)](
-        x, packed.first, packed.first_bias, order, starts, between, x.stride(0), pairs, blocks, act.alpha, act.limit,
-        per_token, experts, power_of_2(experts), inputs, inner, act.kind, act.gated, tile.rows, half, tile.width, GROUP,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    last_kernel[(blocks * triton.cdiv(outputs, tile.outputs),)](
-        between, packed.last, packed.last_bias, order, starts, terms, pairs, blocks, experts, power_of_2(experts),
-        inner, outputs, tile.rows, tile.outputs, tile.width, GROUP, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    combine_kernel[(tokens, triton.cdiv(outputs, BLOCK))](terms, weights, out, outputs, per_token, BLOCK)
 
 
 def most_blocks(pairs: int, experts: int, rows: int) -> int:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from engine_cuda.ops_triton.launching import power_of_2
+from engine_cuda.dependents import MayDepend
+from engine_cuda.ops_triton.launching import power_of_2, start_dependent
 
 if TYPE_CHECKING:
     from engine_kit.routing import RouteForm
@@ -27,9 +28,11 @@ LOWEST: tl.constexpr = tl.constexpr(float("-inf"))
 
 @triton.jit
 def router_logits_kernel(
-    x, weight, out, x_stride, experts, INPUTS: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr
+    x, weight, out, x_stride, experts, INPUTS: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out [T, experts] = x [T, INPUTS] @ weight [experts, INPUTS].T, of float32 numbers. Grid: (T, blocks of EACH)."""
+    start_dependent(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     offs_e = tl.program_id(1) * EACH + tl.arange(0, EACH)
     offs_n = tl.arange(0, WIDTH)
@@ -72,11 +75,13 @@ def route_kernel(
     SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr,
     PADDED_SIZE: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIRS: tl.constexpr, ONE_BY_ONE: tl.constexpr,
     BIASED_LOGITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid: tokens. A token's scores lie in a matrix with a row for each group, which is one where there are none.
 
     Of equals the first is chosen. What is no number is chosen last, so that every place that is found is an expert's.
     """
+    start_dependent(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     SIZE: tl.constexpr = EXPERTS // GROUPS
     group, member = tl.arange(0, PADDED_GROUPS)[:, None], tl.arange(0, PADDED_SIZE)[None]
@@ -124,7 +129,7 @@ def route_kernel(
     tl.store(weights + token * TOP_K + offs_k, found, mask=offs_k < TOP_K)
 
 
-class Routing:
+class Routing(MayDepend):
     """The operations `router_logits` and `route`, which engine-moe defines."""
 
     def router_logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -136,8 +141,9 @@ class Routing:
         out = weight.new_empty(rows, experts)
         width = min(WIDTH, max(16, power_of_2(inputs)))
         router_logits_kernel[(rows, triton.cdiv(experts, EACH))](
-            x, weight.contiguous(), out, x.stride(0), experts, inputs, EACH, width
-        )
+            x, weight.contiguous(), out, x.stride(0), experts, inputs, EACH, width, bool(self.dependent),
+            **self.dependent,
+        )  # fmt: skip
         return out
 
     def route(
@@ -155,6 +161,6 @@ class Routing:
                 logits, bias if bias is None else bias.contiguous(), ids, weights, form.scale, form.jitter or 0.0,
                 experts, form.top_k, power_of_2(form.top_k), form.sigmoid, form.renormalise, groups, padded[0],
                 padded[1], form.top_groups, form.pairs, one_by_one, form.biased_logits,
-                num_warps=max(1, min(4, padded[0] * padded[1] // 256)),
+                bool(self.dependent), **self.dependent, num_warps=max(1, min(4, padded[0] * padded[1] // 256)),
             )  # fmt: skip
         return ids, weights

@@ -43,7 +43,7 @@ class CudaPlatformOptions(BaseModel):
     capture: Literal["auto", "always", "never"] = "auto"
     capture_mixed: Literal["auto", "never"] | Counts = "auto"
     buckets: Literal["auto"] | Counts = "auto"
-    dependents: Literal["auto", "never"] = "auto"
+    dependents: Literal["auto", "never"] = "never"
     ranks_per_device: Annotated[int, Field(ge=1, le=8)] = 1
 
     @field_validator("buckets", "capture_mixed", mode="before")

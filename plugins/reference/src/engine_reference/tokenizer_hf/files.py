@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,26 +68,37 @@ def read_files(folder: Path) -> TokenizerFiles:
             "save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder), "
             "or name another folder with --tokenizer",
         )
-    data = path.read_bytes()
+    config = read_json(folder / "tokenizer_config.json")
+    added = read_json(folder / "added_tokens.json")
+    return files_of(path.read_bytes(), str(path), config, _named_tokens(folder, config), added)
+
+
+def files_of(
+    data: bytes, where: str, config: dict[str, Any], special: dict[str, str], added: Mapping[str, Any]
+) -> TokenizerFiles:
+    """What tokenizer.json says, and what stands beside it: tokenizer_config.json, named special tokens, and ids of
+    further tokens.
+
+    where: what it was read from, for messages. Raises TokenizerError where it is broken.
+    """
+    asked = f"load the tokenizer of '{where}'"
     try:
         parts = msgspec.json.decode(data, type=_TokenizerJson)
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise TokenizerError(asked, f"{path.name} cannot be read: {error}", "download or save it again") from error
-    config = read_json(folder / "tokenizer_config.json")
+        raise TokenizerError(asked, f"{where} cannot be read: {error}", "download or save it again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    special = _named_tokens(folder, config)
-    _add_missing(tokenizer, folder, config, special)
-    added = tokenizer.get_added_tokens_decoder()
-    ids = {i for i, token in added.items() if token.special}
+    _add_missing(tokenizer, asked, config, special, added)
+    known = tokenizer.get_added_tokens_decoder()
+    ids = {i for i, token in known.items() if token.special}
     return TokenizerFiles(
         tokenizer,
         parts.decoder,
         config,
         special,
         frozenset(ids),
-        longest_token(parts.normalizer, parts.pre_tokenizer, parts.model, added.values(), tokenizer.get_vocab()),
+        longest_token(parts.normalizer, parts.pre_tokenizer, parts.model, known.values(), tokenizer.get_vocab()),
     )
 
 
@@ -104,11 +116,13 @@ def _named_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return {name: token for name, token in named.items() if token}
 
 
-def _add_missing(tokenizer: Tokenizer, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
+def _add_missing(
+    tokenizer: Tokenizer, asked: str, config: dict[str, Any], special: dict[str, str], added: Mapping[str, Any]
+) -> None:
     """Tokens that only the files beside tokenizer.json know, and the flag `special` of those that have a role."""
     listed = config.get("added_tokens_decoder")
     entries: dict[int, Any] = {int(i): entry for i, entry in listed.items()} if isinstance(listed, dict) else {}
-    for token, token_id in read_json(folder / "added_tokens.json").items():
+    for token, token_id in added.items():
         entries.setdefault(int(token_id), token)
     for token_id, entry in sorted(entries.items()):
         content = token_text(entry)
@@ -117,7 +131,7 @@ def _add_missing(tokenizer: Tokenizer, folder: Path, config: dict[str, Any], spe
         if token_id != tokenizer.get_vocab_size():
             # The library gives the next free id; any other would shift every token after it.
             raise TokenizerError(
-                f"load the tokenizer of '{folder}'",
+                asked,
                 f"tokenizer_config.json adds {content!r} as id {token_id}, "
                 f"but the next free id of tokenizer.json is {tokenizer.get_vocab_size()}",
                 "save the tokenizer again with transformers",

@@ -30,13 +30,12 @@ class HFTokenizerBody:
     """
 
     def __init__(self, context: FrontContext) -> None:
-        folder = Path(context.folder)
-        files = read_files(folder)
+        files, templates = self.read(context.folder)
         self._tokenizer = files.tokenizer
         self._special_ids = files.special_ids
         self._longest_token = files.longest_token
         self._decoder = _decoder(files)
-        self._templates = ChatTemplates(find_templates(folder, files.config), files.special, context.folder)
+        self._templates = ChatTemplates(templates, files.special, context.folder)
         eos = files.special.get("eos_token")
         eos_id = None if eos is None else files.tokenizer.token_to_id(eos)
         self._eos_token_ids = () if eos_id is None else (int(eos_id),)
@@ -44,6 +43,12 @@ class HFTokenizerBody:
             files.tokenizer.get_vocab_size(with_added_tokens=False),
             max(files.tokenizer.get_added_tokens_decoder(), default=-1) + 1,
         )
+
+    @staticmethod
+    def read(folder: str) -> tuple[TokenizerFiles, dict[str, str]]:
+        """What its files say, and the chat templates by name."""
+        files = read_files(Path(folder))
+        return files, find_templates(Path(folder), files.config)
 
     @property
     def vocab_size(self) -> int:

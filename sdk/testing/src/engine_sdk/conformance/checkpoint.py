@@ -89,13 +89,13 @@ class CheckpointConformance(Conformance):
             card.resolve(ABSENT)
 
     def test_files(self) -> None:
-        """A config with an architecture, a folder that is there, and files of weights that are; they travel as they
-        are."""
+        """A config with an architecture, a folder or file that is there, and files of weights that are; they travel as
+        they are."""
         name, files = self.name(), self.files()
         assert files.name == name
         architectures = files.config.get("architectures")
         assert isinstance(architectures, list) and all(isinstance(a, str) for a in architectures) and architectures
-        assert Path(files.folder).is_dir()
+        assert Path(files.folder).exists()
         missing = [file for file in files.weights if not Path(file).is_file()]
         assert not missing, f"files that are not there: {missing}"
         assert len(set(files.weights)) == len(files.weights)

@@ -1,0 +1,277 @@
+// y = x @ weight.T + bias with weights as they lie in ggml's blocks (blocks.h), and rows rounded to 8 bits in the same
+// groups. Products of a group are summed as integers, exactly, and widened once; the floats of a row are added up in the
+// order of groups: the same bits at all levels. float16 is multiplied as float32, with rows as they are.
+#include "levels/quantize_rows.h"
+#include "levels/table.h"
+
+namespace engine_cpu::ENGINE_CPU_LEVEL {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr std::size_t MOST = 8, MOST_HALF = 8;  // rows of a tile
+#elif defined(__AVX2__) || defined(ENGINE_CPU_NEON)
+constexpr std::size_t MOST = 2, MOST_HALF = 2;
+#else
+constexpr std::size_t MOST = 1, MOST_HALF = 1;
+#endif
+
+constexpr std::size_t HALF = VECTORS / 2 ? VECTORS / 2 : 1;  // registers of 64 bytes, and of 16 outputs
+
+// BITS bits of each byte, moved from FROM on to TO.
+template <int FROM, int BITS, int TO>
+Words field(Words w) {
+    constexpr std::uint32_t MASK = ((1u << BITS) - 1) << TO;
+    return w.template shifted<FROM - TO>() & Words::all(MASK * 0x01010101u);
+}
+
+// The codes of unit U of 16 inputs -> right: those of 32 outputs.
+template <Format F, int U>
+void unit_codes(const std::uint8_t* quad, Words (&right)[VECTORS]) {
+    constexpr BlockForm FORM = block_form(F);
+    const std::uint8_t* two = quad + (FORM.one < 0 ? 0 : 64);
+    const std::uint8_t* lower = two + (FORM.two < 0 ? 0 : 128);
+    if constexpr (FORM.as_bytes) {
+        for (std::size_t v = 0; v < VECTORS; ++v) right[v] = Words::load(quad + U * PANEL * 4 + v * Words::LANES * 4);
+        return;
+    }
+    for (std::size_t v = 0; v < HALF; ++v) {
+        Words low, high;
+        if constexpr (FORM.nibbles) {
+            const Words both = Words::load(lower + U * 64 + v * Words::LANES * 4);
+            low = both.low_nibbles();
+            high = both.high_nibbles();
+        }
+        if constexpr (FORM.two >= 0) {
+            const Words pairs = Words::load(two + U / 2 * 64 + v * Words::LANES * 4);
+            const Words first = field<U % 2 * 4, 2, FORM.two>(pairs), second = field<U % 2 * 4 + 2, 2, FORM.two>(pairs);
+            low = FORM.nibbles ? low | first : first;
+            high = FORM.nibbles ? high | second : second;
+        }
+        if constexpr (FORM.one >= 0) {
+            const Words singles = Words::load(quad + v * Words::LANES * 4);
+            low = low | field<2 * U, 1, FORM.one>(singles);
+            high = high | field<2 * U + 1, 1, FORM.one>(singles);
+        }
+        if constexpr (FORM.table) {
+            low = low.looked_up(IQ4);
+            high = high.looked_up(IQ4);
+        }
+        right[v] = low;
+        right[HALF + v] = high;
+    }
+}
+
+// Numbers by which a block's scales and minima are multiplied, [rows][32].
+template <Format F>
+const std::int8_t* numbers(const std::uint8_t* from, std::int8_t* room) {
+    constexpr BlockForm FORM = block_form(F);
+    constexpr std::size_t ROWS = FORM.rows_of_numbers();
+    if constexpr (FORM.numbers == Numbers::of_8) return reinterpret_cast<const std::int8_t*>(from);
+    for (std::size_t i = 0; i < ROWS / 2 * PANEL; ++i) {
+        room[i] = static_cast<std::int8_t>(from[i] & 15);
+        room[ROWS / 2 * PANEL + i] = static_cast<std::int8_t>(from[i] >> 4);
+    }
+    if constexpr (FORM.numbers == Numbers::of_6) {
+        const std::uint8_t* upper = from + ROWS / 2 * PANEL;
+        for (std::size_t k = 0; k < 4; ++k)
+            for (std::size_t i = 0; i < ROWS / 4 * PANEL; ++i) {
+                const int number = room[k * (ROWS / 4) * PANEL + i] | (upper[i] >> 2 * k & 3) << 4;
+                room[k * (ROWS / 4) * PANEL + i] = static_cast<std::int8_t>(number - FORM.below);
+            }
+    }
+    return room;
+}
+
+// Results in the dtype of x.
+void put(const Packed& a, std::size_t row, std::size_t panel, const Floats (&sums)[VECTORS]) {
+    a.dtype == DType::bfloat16 ? Output<bf16>(a).put(row, panel, sums) : Output<float>(a).put(row, panel, sums);
+}
+
+template <Format F>
+struct InBlocks {
+    static constexpr std::size_t PLANES = 1;
+    static constexpr BlockForm FORM = block_form(F);
+    const Packed& a;
+    RoundedRows rows;
+
+    template <int U, std::size_t MR>
+    static void unit(const std::uint8_t* quad, const std::uint8_t* x, Words (&sums)[MR][VECTORS], Fetch& fetch) {
+        fetch.unit<FORM.code_bytes() / 4>();
+        Words right[VECTORS];
+        unit_codes<F, U>(quad, right);
+#pragma GCC unroll 8
+        for (std::size_t m = 0; m < MR; ++m) {
+            const Words left = Words::all(load_word(x + (U * MR + m) * 4));
+#pragma GCC unroll 8
+            for (std::size_t v = 0; v < VECTORS; ++v)
+                sums[m][v] = FORM.as_bytes || FORM.table ? Words::dot(sums[m][v], right[v], left)
+                                                         : Words::dot_small(sums[m][v], right[v], left);
+        }
+    }
+
+    template <std::size_t MR>
+    void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
+        constexpr std::size_t GROUPS = FORM.groups();
+        const std::uint8_t* w = static_cast<const std::uint8_t*>(a.weight) + panel * a.layout.panel_bytes();
+        const std::uint8_t* x = rows.words + row * rows.units * 4;
+        const float* row_scales = rows.scales + row * rows.groups;
+        const std::int32_t* offsets = rows.offsets + row * rows.groups;
+        Floats totals[MR][VECTORS];
+        for (auto& of_row : totals)
+            for (Floats& total : of_row) total = Floats::zero();
+        for (std::size_t b = rows.groups / GROUPS; b > 0; --b) {
+            const auto* block_scales = reinterpret_cast<const fp16*>(w);
+            w += PANEL * 2;
+            fetch.unit<PANEL * 2>();
+            const auto* block_minima = reinterpret_cast<const fp16*>(w);
+            if constexpr (FORM.minima) {
+                w += PANEL * 2;
+                fetch.unit<PANEL * 2>();
+            }
+            alignas(64) std::int8_t room[FORM.rows_of_numbers() * PANEL + 1];
+            const std::int8_t* number = nullptr;
+            if constexpr (FORM.numbers != Numbers::none) {
+                number = numbers<F>(w, room);
+                for (std::size_t i = 0; i < FORM.number_bytes(); i += 128) fetch.unit<128>();
+                w += FORM.number_bytes();
+            }
+            for (std::size_t g = 0; g < GROUPS; ++g, row_scales += MR, offsets += MR) {
+                Words sums[MR][VECTORS];
+#pragma GCC unroll 8
+                for (std::size_t m = 0; m < MR; ++m) {
+                    const Words start = FORM.minima ? Words::zero()
+                                                    : Words::zero() - Words::all(static_cast<std::uint32_t>(offsets[m]));
+                    for (Words& sum : sums[m]) sum = start;
+                }
+                for (std::size_t q = 0; q < FORM.group / 16; ++q, w += FORM.code_bytes(), x += MR * 16) {
+                    unit<0>(w, x, sums, fetch);
+                    unit<1>(w, x, sums, fetch);
+                    unit<2>(w, x, sums, fetch);
+                    unit<3>(w, x, sums, fetch);
+                }
+                Floats scales[VECTORS];
+                for (std::size_t v = 0; v < VECTORS; ++v) {
+                    scales[v] = Floats::load(block_scales + v * Floats::LANES);
+                    if constexpr (FORM.numbers != Numbers::none)
+                        scales[v] = scales[v] * Floats::load(number + g * PANEL + v * Floats::LANES);
+                }
+#pragma GCC unroll 8
+                for (std::size_t m = 0; m < MR; ++m) {
+                    const Floats scale = Floats::all(row_scales[m]);
+                    for (std::size_t v = 0; v < VECTORS; ++v)
+                        totals[m][v] = Floats::fma(sums[m][v].to_floats(), scales[v] * scale, totals[m][v]);
+                }
+                if constexpr (FORM.minima) {
+                    for (std::size_t v = 0; v < VECTORS; ++v) {
+                        scales[v] = Floats::load(block_minima + v * Floats::LANES);
+                        if constexpr (FORM.numbers != Numbers::none)
+                            scales[v] = scales[v] * Floats::load(number + (GROUPS + g) * PANEL + v * Floats::LANES);
+                    }
+#pragma GCC unroll 8
+                    for (std::size_t m = 0; m < MR; ++m) {
+                        const float sum = from_bits(static_cast<std::uint32_t>(offsets[m]));
+                        const Floats signed_sum = Floats::all(FORM.numbers == Numbers::none ? sum : -sum);
+                        for (std::size_t v = 0; v < VECTORS; ++v)
+                            totals[m][v] = Floats::fma(scales[v], signed_sum, totals[m][v]);
+                    }
+                }
+            }
+        }
+        for (std::size_t m = 0; m < MR; ++m) put(a, row + m, panel, totals[m]);
+    }
+};
+
+template <Format F, typename T>
+void multiply(const Packed& a, int threads) {
+    constexpr BlockForm FORM = block_form(F);
+    const RoundedRows rows(a);
+    const auto* x = static_cast<const T*>(a.x);
+    const InBlocks<F> kernel{a, rows};
+    over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
+        for (std::size_t m = 0; m < size; ++m)
+            rows.round<FORM.group>(x + (row + m) * a.x_stride, a.layout.inputs, FORM.group, row, m, size, FORM.half);
+    });
+}
+
+// float16: a unit is one input, of 32 outputs.
+struct Halves {
+    static constexpr std::size_t PLANES = 1;
+    const Packed& a;
+    const float* wide;  // of x
+
+    template <std::size_t MR>
+    void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
+        const std::size_t units = a.layout.units();
+        const auto* w = static_cast<const fp16*>(a.weight) + panel * a.layout.panel_bytes() / 2;
+        const float* x = wide + row * units;
+        Floats sums[MR][VECTORS];
+        for (auto& of_row : sums)
+            for (Floats& sum : of_row) sum = Floats::zero();
+        for (std::size_t u = 0; u < units; ++u, w += PANEL, x += MR) {
+            fetch.unit<PANEL * 2>();
+            Floats right[VECTORS];
+            for (std::size_t v = 0; v < VECTORS; ++v) right[v] = Floats::load(w + v * Floats::LANES);
+#pragma GCC unroll 8
+            for (std::size_t m = 0; m < MR; ++m) {
+                const Floats left = Floats::all(x[m]);
+#pragma GCC unroll 8
+                for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = Floats::fma(right[v], left, sums[m][v]);
+            }
+        }
+        for (std::size_t m = 0; m < MR; ++m) put(a, row + m, panel, sums[m]);
+    }
+};
+
+template <typename T>
+void halves(const Packed& a, int threads) {
+    const std::size_t units = a.layout.units();
+    const auto* x = static_cast<const T*>(a.x);
+    auto* wide = static_cast<float*>(a.scratch);
+    const Halves kernel{a, wide};
+    over_panels<MOST_HALF>(a.layout, a.weight, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
+        for (std::size_t m = 0; m < size; ++m)
+            for (std::size_t u = 0; u < units; ++u) wide[row * units + u * size + m] = widen(x[(row + m) * a.x_stride + u]);
+    });
+}
+
+template <Format F>
+void of_dtype(const Packed& a, int threads) {
+    a.dtype == DType::bfloat16 ? multiply<F, bf16>(a, threads) : multiply<F, float>(a, threads);
+}
+
+}  // namespace
+
+void blocks(const Packed& a, int threads) {
+    switch (a.layout.format) {
+        case Format::float16:
+            return a.dtype == DType::bfloat16 ? halves<bf16>(a, threads) : halves<float>(a, threads);
+        case Format::q4_0:
+            return of_dtype<Format::q4_0>(a, threads);
+        case Format::q4_1:
+            return of_dtype<Format::q4_1>(a, threads);
+        case Format::q5_0:
+            return of_dtype<Format::q5_0>(a, threads);
+        case Format::q5_1:
+            return of_dtype<Format::q5_1>(a, threads);
+        case Format::q8_0:
+            return of_dtype<Format::q8_0>(a, threads);
+        case Format::q2_k:
+            return of_dtype<Format::q2_k>(a, threads);
+        case Format::q3_k:
+            return of_dtype<Format::q3_k>(a, threads);
+        case Format::q4_k:
+            return of_dtype<Format::q4_k>(a, threads);
+        case Format::q5_k:
+            return of_dtype<Format::q5_k>(a, threads);
+        case Format::q6_k:
+            return of_dtype<Format::q6_k>(a, threads);
+        case Format::iq4_nl:
+            return of_dtype<Format::iq4_nl>(a, threads);
+        case Format::iq4_xs:
+            return of_dtype<Format::iq4_xs>(a, threads);
+        default:
+            return;
+    }
+}
+
+}  // namespace engine_cpu::ENGINE_CPU_LEVEL

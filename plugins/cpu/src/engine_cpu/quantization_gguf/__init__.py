@@ -1,0 +1,1 @@
+"""Driver `gguf_cpu` of the point `quantization`."""

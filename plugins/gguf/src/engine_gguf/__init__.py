@@ -1,0 +1,1 @@
+"""GGUF files: checkpoint, tokenizer and weights."""

@@ -1,0 +1,111 @@
+"""The tensors of GGUF files, under the names that models ask for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.interfaces.context import WorkerContext
+from engine.types.errors import CheckpointError
+from engine_gguf.architectures import Architecture, architecture_of, multiplies
+from engine_gguf.dequantize import dequantize
+from engine_gguf.parts import read_model
+from engine_kit.ggml_blocks import TYPES
+
+log = logging.getLogger(__name__)
+
+
+class GGUFWeights:
+    """Streams the tensors of `start.files.weights`, as `engine.interfaces.checkpoint.Checkpoint` says.
+
+    Matrices that multiply come as they are stored: uint8 [O, blocks, bytes of a block], or plain; those of experts one
+    by one. All others are plain: an embedding is looked up row by row, and is worked out once, in the engine's dtype.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._files = tuple(Path(file) for file in context.start.files.weights)
+        self._config = context.start.files.config
+        self._dtype = getattr(torch, context.start.dtype)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Stream (name, host tensor). Raises CheckpointError for a truncated or broken file, naming it."""
+        model = read_model(self._files)
+        architecture, keys = architecture_of(model)
+        heads = keys.whole("attention.head_count")
+        turned = {
+            "self_attn.q_proj": heads,
+            "self_attn.k_proj": keys.whole("attention.head_count_kv", heads),
+        }  # fmt: skip
+        tied = "output.weight" not in model.tensors and not self._config.get("tie_word_embeddings", False)
+        for path in self._files:
+            data: np.ndarray | None = None
+            for stored_name, place in model.tensors.items():
+                if place.file != str(path) or stored_name.startswith("rope_"):
+                    continue
+                if data is None:
+                    data = _mapped(path)
+                tensor, kind = _tensor(data, place.start, place.size, place.shape, place.type), place.type
+                name = architecture.tensor_name(stored_name)
+                layer = name.rpartition(".")[0]
+                if architecture.neighbours and (count := turned.get(_part(layer))):
+                    tensor = halves_of(tensor, count)
+                if multiplies(layer):
+                    yield from _each(name, tensor)
+                    continue
+                if layer == "model.embed_tokens" and tied:
+                    yield "lm_head.weight", tensor
+                yield name, self._plain(architecture, name, tensor, kind)
+
+    def _plain(self, architecture: Architecture, name: str, tensor: torch.Tensor, kind: str) -> torch.Tensor:
+        if architecture.offset_norms and name.endswith("norm.weight"):
+            return tensor.float() - 1
+        if TYPES[kind].plain:
+            return tensor
+        found = dequantize(tensor, kind, self._dtype)
+        log.info("%s, %s, is worked out as %s: %s bytes", name, kind, self._dtype, f"{found.nbytes:,}")
+        return found
+
+
+def _part(layer: str) -> str:
+    """What follows a layer's number."""
+    return layer.split(".", 3)[-1]
+
+
+def _each(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """A matrix, or those of all experts."""
+    if ".*." not in name:
+        yield name, tensor
+        return
+    for expert, one in enumerate(tensor):
+        yield name.replace(".*.", f".{expert}."), one
+
+
+def halves_of(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows [heads * size, ...] of which neighbours are rotated together, to those of which halves are."""
+    size = len(tensor) // heads
+    order = torch.arange(len(tensor)).view(heads, size // 2, 2).transpose(1, 2).flatten()
+    return tensor[order]
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """The bytes of a file, which is not read before they are. Copies are made of what is written to, and nothing is."""
+    try:
+        return np.memmap(path, np.uint8, mode="c")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"read tensors from {path}", str(error), "fetch the file again") from error
+
+
+def _tensor(data: np.ndarray, start: int, size: int, shape: tuple[int, ...], kind: str) -> torch.Tensor:
+    """A view of the mapping."""
+    form = TYPES[kind]
+    found = torch.from_numpy(data[start : start + size])
+    if not form.plain:
+        return found.view(*shape[:-1], shape[-1] // form.inputs, form.bytes)
+    dtype: torch.dtype = getattr(torch, form.dtype)
+    if start % form.bytes:
+        found = found.clone()
+    return found.view(dtype).view(shape)

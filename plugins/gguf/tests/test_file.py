@@ -1,0 +1,186 @@
+"""Files that are whole, in parts, broken, or of another kind."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf_maker import byte_vocabulary, tiny_model, write
+
+from engine.types.errors import CheckpointError, EngineError, ModelNotFoundError, UnsupportedModelError
+from engine_gguf.card import GGUFCheckpoint
+from engine_gguf.file import read_file
+from engine_gguf.parts import files_of, read_model
+from engine_gguf.vocabulary import tokenizer_json
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tiny_model("LlamaForCausalLM", layers=1)
+    return write(tmp_path_factory.mktemp("gguf") / "model.gguf", model, "Q8_0", vocabulary=byte_vocabulary("{{ 1 }}"))
+
+
+def small(path: Path, **more: object) -> Path:
+    """A file with a few keys and tensors."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_token_list(["a", "b"])
+    writer.add_array("numbers", [1, 2, 3])
+    writer.add_float32("half", 0.5)
+    writer.add_tensor("one.weight", np.arange(64, dtype=np.float32).reshape(2, 32))
+    writer.add_tensor("two.weight", np.zeros((2, 18), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_it_reads_what_ggmls_reader_reads(whole: Path) -> None:
+    file, theirs = read_file(whole, lambda key: True), gguf.GGUFReader(whole)
+    assert set(file.tensors) == {tensor.name for tensor in theirs.tensors}
+    for tensor in theirs.tensors:
+        ours = file.tensors[tensor.name]
+        assert (ours.start, ours.size) == (tensor.data_offset, tensor.n_bytes)
+        assert ours.shape == tuple(int(n) for n in tensor.shape[::-1]) and ours.type == tensor.tensor_type.name
+    assert file.metadata["general.architecture"] == "llama"
+    assert len(file.metadata["tokenizer.ggml.tokens"]) == 272
+    assert "tokenizer.ggml.tokens" not in read_file(whole).metadata
+
+
+def test_names(whole: Path, tmp_path: Path) -> None:
+    claims = GGUFCheckpoint.claims
+    assert claims("x.gguf") and claims("/a/b.GGUF") and claims(str(whole.parent))
+    assert not any(claims(name) for name in ("", "x", "org/x", "x.safetensors", "s3://a/b.gguf", str(tmp_path)))
+    files = GGUFCheckpoint.resolve(str(whole.parent))
+    assert files.weights == (str(whole),) and files.folder == str(whole)
+    assert files.config["architectures"] == ["LlamaForCausalLM"]
+    assert set(files.config["quantization_config"]["types"].values()) == {"Q8_0"}
+    assert files.generation_config == {"eos_token_id": [256]}
+    with pytest.raises(ModelNotFoundError, match="has model.gguf"):
+        GGUFCheckpoint.resolve(str(whole.with_name("other.gguf")))
+    for name in ("a.gguf", "b.gguf"):
+        small(tmp_path / name)
+    with pytest.raises(ModelNotFoundError, match=r"2 models: a\.gguf, b\.gguf"):
+        GGUFCheckpoint.resolve(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert not claims(str(tmp_path)), "a folder of another driver's"
+
+
+def test_where_a_text_ends(tmp_path: Path) -> None:
+    """By the keys, and by the names of tokens that end a turn; and how it is to be sampled."""
+
+    def put(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(["a", "<|im_end|>", "<|endoftext|>", "<eos>"])
+        writer.add_eot_token_id(1)
+        writer.add_float32("general.sampling.temp", 0.5)
+        writer.add_int32("general.sampling.top_k", 20)
+
+    model = tiny_model("Qwen2ForCausalLM", layers=1, eos_token_id=3)
+    path = write(tmp_path / "x.gguf", model, "Q8_0", vocabulary=put)
+    expected = {"eos_token_id": [3, 1, 2], "temperature": 0.5, "top_k": 20}
+    assert GGUFCheckpoint.resolve(str(path)).generation_config == expected
+
+
+def test_parts(tmp_path: Path) -> None:
+    """Found from any of them; missing ones, and wrong numbers, are named."""
+    first = write(tmp_path / "model.gguf", tiny_model("LlamaForCausalLM"), "Q4_0", parts=3)
+    files = files_of(first)
+    assert len(files) == 3 and files_of(files[2]) == files
+    assert len(read_model(files).tensors) == 21
+    assert GGUFCheckpoint.resolve(str(tmp_path)).weights == tuple(map(str, files))
+    files[1].rename(tmp_path / "kept")
+    with pytest.raises(CheckpointError, match=r"1 are missing: model-00002-of-00003\.gguf"):
+        GGUFCheckpoint.resolve(str(first))
+    files[1].write_bytes(files[2].read_bytes())
+    with pytest.raises(CheckpointError, match="part 3 of 3, and by its name it is 2 of 3"):
+        GGUFCheckpoint.resolve(str(first))
+    alone = first.rename(tmp_path / "alone.gguf")
+    with pytest.raises(CheckpointError, match="part 1 of 3, and by its name it is 1 of 1"):
+        GGUFCheckpoint.resolve(str(alone))
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "said"),
+    [
+        (0, b"GGML", "begins with b'GGML'"),
+        (4, struct.pack("<I", 1), "version 1, served are 2 and 3"),
+        (4, struct.pack(">I", 3), "big endian"),
+        (8, struct.pack("<Q", 1 << 60), "too small"),
+        (16, struct.pack("<Q", 1 << 60), "too small"),
+        (24, struct.pack("<Q", 1 << 62), "too small"),
+    ],
+)
+def test_what_is_no_file_of_this_kind(tmp_path: Path, at: int, data: bytes, said: str) -> None:
+    path = small(tmp_path / "x.gguf")
+    content = bytearray(path.read_bytes())
+    content[at : at + len(data)] = data
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        read_file(path)
+    assert str(path) in str(caught.value) and caught.value.remedy
+
+
+def test_types_that_are_not_served(tmp_path: Path) -> None:
+    path = small(tmp_path / "x.gguf")
+    content = path.read_bytes()
+    for number, said in ((16, r"IQ2_XXS \(16\)"), (99, "type 99")):
+        at = content.index(b"two.weight") + 10 + 4 + 16
+        path.write_bytes(content[:at] + struct.pack("<I", number) + content[at + 4 :])
+        with pytest.raises(CheckpointError, match=said):
+            read_file(path)
+
+
+def test_a_file_that_is_cut_anywhere(tmp_path: Path) -> None:
+    content = small(tmp_path / "x.gguf").read_bytes()
+    path = tmp_path / "cut.gguf"
+    end = max(tensor.start + tensor.size for tensor in read_file(tmp_path / "x.gguf").tensors.values())
+    for size in range(end):
+        path.write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match=r"cut\.gguf"):
+            read_file(path, lambda key: True)
+    path.write_bytes(content)
+    read_file(path)
+
+
+def damaged(whole: Path, path: Path, count: int) -> None:
+    """Bytes of the metadata are changed at random: an error of ours, or a file that can be read."""
+    content, rng = whole.read_bytes(), random.Random(0)
+    head = 16384  # the metadata and the list of tensors
+    for _ in range(count):
+        broken = bytearray(content[:head])
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            broken[rng.randrange(head)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        path.write_bytes(bytes(broken) + content[head : head + rng.choice((0, len(content)))])
+        try:
+            GGUFCheckpoint.resolve(str(path))
+            tokenizer_json(read_file(path, lambda key: True))
+        except EngineError:
+            continue
+
+
+def test_damaged_files(whole: Path, tmp_path: Path) -> None:
+    damaged(whole, tmp_path / "damaged.gguf", 300)
+
+
+@pytest.mark.slow
+def test_ten_thousand_damaged_files(whole: Path, tmp_path: Path) -> None:
+    damaged(whole, tmp_path / "damaged.gguf", 10_000)
+
+
+def test_architectures_that_are_not_served(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*served are llama, qwen2"):
+        GGUFCheckpoint.resolve(str(tmp_path / "x.gguf"))
+
+
+def test_keys_that_are_missing(tmp_path: Path) -> None:
+    path = small(tmp_path / "x.gguf")
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight"):
+        GGUFCheckpoint.resolve(str(path))

@@ -1,0 +1,122 @@
+"""Tokens of models that are read from GGUF files, beside transformers' with the weights that the files stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf_maker import BLOCK_TYPES, byte_vocabulary, greedy, tiny_model, write
+
+from engine import LLM, SamplingParams
+from engine.types.errors import UnfitDriverError
+
+PROMPTS = [[5, 9, 77, 200, 31, 12, 40, 41, 42, 43], [1, 2, 3]]
+SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 60, "block_size": 4}
+ARCHITECTURES = (
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM",
+)  # fmt: skip
+
+
+def answers(path: Path, *, count: int = 12, **settings: Any) -> list[Any]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, prompt_logprobs=1)
+    with LLM(model=str(path), **SETTINGS | settings) as llm:
+        return list(llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], sampling, use_tqdm=False))
+
+
+def tokens(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def scores(outputs: list[Any]) -> np.ndarray:
+    """The log probabilities of the prompts' own tokens."""
+    found = [
+        entry[token].logprob
+        for output in outputs
+        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+        if entry
+    ]
+    return np.array(found)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_architectures(architecture: str, tmp_path: Path) -> None:
+    """Each matrix in a type of its own: as Q4_K_M files have them, in 4 and in 6 bits."""
+    model = tiny_model(architecture)
+    path = write(
+        tmp_path / "model.gguf", model, lambda name: "Q6_K" if "attn_v" in name or "ffn_down" in name else "Q4_K",
+        vocabulary=byte_vocabulary(),
+    )  # fmt: skip
+    found = answers(path, dtype="float32", quantization="gguf")
+    assert tokens(found) == greedy(model, PROMPTS, 12)
+
+
+@pytest.mark.parametrize("kind", (*BLOCK_TYPES, "F16", "BF16", "F32"))
+def test_types(kind: str, tmp_path: Path) -> None:
+    """Every type, through the driver that is taken by itself: the native one, where it is built, is near what the
+    weights say, and the portable one gives the tokens."""
+    model = tiny_model("LlamaForCausalLM")
+    path = write(tmp_path / "model.gguf", model, kind, vocabulary=byte_vocabulary())
+    plain = {} if kind in ("BF16", "F32") else {"quantization": "gguf"}
+    exact = answers(path, dtype="float32", **plain)
+    assert tokens(exact) == greedy(model, PROMPTS, 12)
+    near = answers(path, dtype="float32")
+    assert np.abs(scores(near) - scores(exact)).mean() < 0.1  # of log probabilities down to -20
+
+
+def test_what_changes_the_config(tmp_path: Path) -> None:
+    """Stretched positions, biases, a head of its own, windows."""
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 5000.0}
+    for place, (architecture, more) in enumerate(
+        [
+            ("LlamaForCausalLM", {"rope_parameters": linear, "tie_word_embeddings": True}),
+            ("LlamaForCausalLM", {"rope_parameters": yarn, "attention_bias": True, "mlp_bias": True}),
+            ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+            ("MistralForCausalLM", {"sliding_window": 6}),
+            ("Phi3ForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                                     "partial_rotary_factor": 0.5}}),
+        ]
+    ):  # fmt: skip
+        model = tiny_model(architecture, **more)
+        path = write(tmp_path / f"{place}.gguf", model, "Q8_0", vocabulary=byte_vocabulary())
+        found = answers(path, dtype="float32", quantization="gguf")
+        assert tokens(found) == greedy(model, PROMPTS, 12), (architecture, more)
+
+
+def test_llama_3s_frequencies(tmp_path: Path) -> None:
+    """A file has them worked out, as factors."""
+    rope = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64, "rope_theta": 10000.0,
+    }  # fmt: skip
+    model = tiny_model("LlamaForCausalLM", rope_parameters=rope)
+    plain = 1.0 / 10000.0 ** (torch.arange(0, 64, 2).float() / 64)
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy().astype(np.float32)
+
+    def more(writer: Any) -> None:
+        writer.add_tensor("rope_freqs.weight", factors)
+
+    path = write(tmp_path / "model.gguf", model, "Q8_0", more=more, vocabulary=byte_vocabulary())
+    assert tokens(answers(path, dtype="float32", quantization="gguf")) == greedy(model, PROMPTS, 12)
+
+
+def test_parts_and_ranks(tmp_path: Path) -> None:
+    """A model in several files, over two ranks."""
+    model = tiny_model(
+        "LlamaForCausalLM", hidden=512, intermediate_size=1024, num_attention_heads=8, num_key_value_heads=4
+    )
+    path = write(tmp_path / "model.gguf", model, "Q4_K", vocabulary=byte_vocabulary(), parts=2)
+    expected = greedy(model, PROMPTS, 8, torch.float64)
+    assert tokens(answers(path, count=8, dtype="float64", quantization="gguf")) == expected
+    two = answers(path, count=8, dtype="float64", quantization="gguf", tensor_parallel_size=2)
+    assert tokens(two) == expected
+
+
+def test_another_quantization_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", tiny_model("LlamaForCausalLM"), "Q4_0", vocabulary=byte_vocabulary())
+    with pytest.raises(UnfitDriverError, match="does not read weights stored as 'gguf'"):
+        LLM(model=str(path), quantization="absmax", **SETTINGS)
