@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine_cuda.dependents import depends
 from engine_cuda.ops_triton.activations import Activations
+from engine_cuda.ops_triton.adapters import Adapters
 from engine_cuda.ops_triton.experts import Experts
 from engine_cuda.ops_triton.inputs import Inputs
 from engine_cuda.ops_triton.logits import Logits
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 
 class TritonOpsBody(
-    Rows, Activations, Norms, RotaryPositions, Inputs, Scans, Routing, Experts, Logits, Sampling, Logprobs
+    Rows, Activations, Norms, RotaryPositions, Inputs, Scans, Routing, Experts, Adapters, Logits, Sampling, Logprobs
 ):
     """See `engine.interfaces.ops.Ops`. Without state; nothing waits for the device, and what is launched and allocated
     depends on shapes alone, so that all of it can be captured."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.dependent = depends(context)
+        self.device = context.device
