@@ -17,6 +17,7 @@ using unlocked = nanobind::call_guard<nanobind::gil_scoped_release>;
 
 void bind_attention(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
+void bind_lora(nanobind::module_& m);
 void bind_ops(nanobind::module_& m);
 void bind_packed(nanobind::module_& m);
 void bind_parallel(nanobind::module_& m);

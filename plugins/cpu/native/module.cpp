@@ -11,5 +11,6 @@ NB_MODULE(_native, m) {
     engine_cpu::bind_attention(m);
     engine_cpu::bind_sampling(m);
     engine_cpu::bind_experts(m);
+    engine_cpu::bind_lora(m);
     engine_cpu::bind_states(m);
 }

@@ -10,7 +10,7 @@ import pytest
 from small_adapters import SHAPES, TOKENIZER, products, write_adapter, write_model
 
 from engine import LLM, SamplingParams
-from engine.types.errors import InvalidRequestError, OptionsError
+from engine.types.errors import ConfigError, InvalidRequestError, OptionsError
 from engine.types.request import Adapter
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_lora import LoRARequest
@@ -140,3 +140,15 @@ def test_an_engine_without_adapters_says_how_to_have_some(adapters: Adapters) ->
 def test_fewer_on_the_host_than_on_the_device_are_refused(adapters: Adapters) -> None:
     with pytest.raises(OptionsError, match="max_cpu_loras=1 is less than max_loras=2"):
         LLM(model=adapters.model, **ADAPTED, **{"adapter.max_cpu_loras": 1})
+
+
+def test_natively_and_captured(adapters: Adapters) -> None:
+    """In float32 by the fastest operations of this machine, decodes replayed from a tape where it has one."""
+    with LLM(model=adapters.model, **{**ADAPTED, "dtype": "float32"}) as llm:
+        assert tokens_of(llm, adapters.requests) == adapters.expected_of(range(5))
+
+
+def test_what_computes_some_tokens_alone_goes_with_no_adapter(adapters: Adapters) -> None:
+    pytest.importorskip("engine_blend", reason="engine-blend is not installed")
+    with pytest.raises(ConfigError, match="evictor 'cacheblend' has later layers compute some"):
+        LLM(model=adapters.model, evictor="cacheblend", **ADAPTED)

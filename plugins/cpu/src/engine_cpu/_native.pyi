@@ -192,6 +192,31 @@ def prepare_inputs(
 def experts_scratch_bytes(first: Layout, last: Layout, experts: int, rows: int, per_token: int, dtype: int) -> int:
     """Of the memory that `ExpertOps.experts` computes in."""
 
+class LoraOps:
+    """Kernels of one level for adapters, see native/lora.h. Strides and sizes count elements."""
+
+    def __init__(self, level: str, threads: int) -> None:
+        """level: one of `levels()`, or "auto" for the highest. Raises ValueError."""
+
+    def add(
+        self,
+        dtype: int,
+        x: int,
+        x_stride: int,
+        inputs: int,
+        y: int,
+        y_stride: int,
+        table: int,
+        outputs: int,
+        places: int,
+        parts: int,
+        tokens: int,
+        starts: int,
+        inner: int,
+        most_rank: int,
+    ) -> None:
+        """table: int64 [places + 1, 2 + 3 * parts]; outputs: int64 [parts]; tokens, starts: int32; y is changed."""
+
 class ExpertOps:
     """Kernels of one level for mixtures of experts, see native/experts.h. Strides and sizes count elements."""
 

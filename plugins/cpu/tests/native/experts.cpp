@@ -242,7 +242,7 @@ void check_gates_and_sums(const Kernels& kernels, Random& random) {
         }
 }
 
-// One projection of all experts, packed; the last of them has none.
+// One projection of all experts, packed; each second has biases.
 struct Matrices {
     Layout layout;
     std::vector<Memory> weights;
@@ -262,8 +262,8 @@ struct Matrices {
         for (std::size_t e = 0; e < experts; ++e) {
             weight_of.push_back(reinterpret_cast<std::uintptr_t>(weights[e].data()));
             scale_of.push_back(layout.format == Format::int8 ? reinterpret_cast<std::uintptr_t>(scales[e].data()) : 0);
-            order_of.push_back(0);
             bias_of.push_back(e % 2 ? reinterpret_cast<std::uintptr_t>(biases[e].data()) : 0);
+            order_of.push_back(0);
         }
     }
     ExpertMatrices given() const {

@@ -27,9 +27,23 @@ def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
         check_states(model, made.get(points.DRAFTER.name, ()), made.get(points.KV_CONNECTOR.name, ()))
     check_processors(made[points.LOGITS_PROCESSOR.name])
     check_connectors(config, start.preemption_mode, made.get(points.KV_CONNECTOR.name, ()))
+    check_adapters(start, made)
     check_reuse(start, made)
     if model.encoder is not None:
         check_places(config, start.worker, made[points.PLATFORM.name][0].card.memory())
+
+
+def check_adapters(start: CoreStart, made: Made) -> None:
+    """Raise ConfigError where requests may have adapters, and not all layers' tokens are those of the step."""
+    for adapter in made.get(points.ADAPTER.name, ()):
+        asked = f"adapter={adapter.candidate.name} with {start.worker.model.architecture}"
+        if start.worker.model.encoder is not None:
+            found = "its encoder computes inputs between steps, which are no request's tokens"
+            raise ConfigError(asked, found, "merge the adapter into the model's weights")
+        (evictor,) = made[points.EVICTOR.name]
+        if evictor.card.reuses:
+            found = f"evictor '{evictor.candidate.name}' has later layers compute some of a step's tokens alone"
+            raise ConfigError(asked, found, "leave one of them out")
 
 
 def check_reuse(start: CoreStart, made: Made) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.types.errors import ConfigError
-from engine_cpu._native import ExpertOps, Ops, StateKernels, levels
+from engine_cpu._native import ExpertOps, LoraOps, Ops, StateKernels, levels
 from engine_cpu._native import Sampling as Kernels
 from engine_cpu.dtypes import DTYPES
+from engine_cpu.ops_cpu.adapters import Adapters
 from engine_cpu.ops_cpu.elementwise import Elementwise
 from engine_cpu.ops_cpu.experts import Experts
 from engine_cpu.ops_cpu.rows import Rows
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from engine_cpu.ops_cpu.card import CpuOpsOptions
 
 
-class CpuOpsBody(Rows, Elementwise, States, Experts, Sampling):
+class CpuOpsBody(Rows, Elementwise, States, Experts, Adapters, Sampling):
     """See `engine.interfaces.ops.Ops`. Of the dtypes of the card, on as many threads as torch."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -38,6 +39,9 @@ class CpuOpsBody(Rows, Elementwise, States, Experts, Sampling):
                 f"ops.level {options.level}", str(error), f"choose auto or one of {', '.join(levels())}"
             ) from error
         self._linear = PackedLinear("ops", options.level)
+        self._adapters = LoraOps(options.level, self._threads)
+        self._inner = torch.empty(0, dtype=torch.uint8)
+        self._outgrown = []
         self._routing = ExpertOps(options.level, self._threads)
         self._products = ExpertProducts(options.level)
 
