@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 
-from engine.interfaces.quantization import LayerShape
+from engine.interfaces.quantization import LayerShape, QuantizationCard, QuantizationNeed
 from engine_cuda.quantization_fp8.body import UNIT, Fp8Body, Fp8Layer
-from engine_cuda.quantization_fp8.card import CAPABILITY, Fp8Options
+from engine_cuda.quantization_fp8.card import Fp8Options, Fp8Quantization
 from engine_cuda.quantization_fp8.rows import FP8
 from engine_quantization.body import ReadsStored
 from engine_quantization.order import in_order, refused
@@ -51,15 +52,24 @@ class TritonBody(ReadsStored):
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
-        self._fp8: Fp8Body | None = None
-        device, dtype = context.device, context.dtype
-        narrow = dtype in (torch.bfloat16, torch.float16)
-        if device is not None and device.type == "cuda" and narrow and _multiplies_fp8(device):
-            self._fp8 = Fp8Body(replace(context, options=Fp8Options()))
+        self._context = context
+
+    @cached_property
+    def _fp8(self) -> Fp8Body | None:
+        """What multiplies 8-bit floats as such, where driver `fp8` would; it is tried when the first layer wants it."""
+        device, dtype = self._context.device, self._context.dtype
+        if device is None or device.type != "cuda":
+            return None
+        name = str(dtype).removeprefix("torch.")
+        need = QuantizationNeed(kind="linear", dtype=name, stored_dtype="bfloat16", device=str(device))
+        card = cast("type[QuantizationCard]", Fp8Quantization)
+        if card.unsupported(need):
+            return None
+        return Fp8Body(replace(self._context, options=Fp8Options()))
 
     def _packed(self, layer: LayerShape, codes: Codes, bias: torch.Tensor | None) -> OnGpu | Fp8Layer:
         bias = None if bias is None else bias.clone()
-        if self._fp8 is not None and codes.bits == 8 and codes.values is not None and codes.scales.shape[1] == 1:
+        if codes.bits == 8 and codes.values is not None and codes.scales.shape[1] == 1 and self._fp8 is not None:
             return _of_fp8(codes, bias)
         codes, order = in_order(codes)
         size, inputs = codes.group_size, codes.codes.shape[1]
@@ -87,10 +97,6 @@ class TritonBody(ReadsStored):
         return codes_linear(
             x, packed.codes, packed.bits, packed.scales, packed.zeros, packed.values, packed.bias, packed.group_size
         )
-
-
-def _multiplies_fp8(device: torch.device) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
 def _of_fp8(codes: Codes, bias: torch.Tensor | None) -> Fp8Layer:
