@@ -24,7 +24,7 @@ from engine.cli.main import canonical
 from engine.embedding import EngineConfig
 from engine.types.errors import EngineError
 from engine_connectors.tcp.card import TCPOptions
-from engine_kit.flags import command_settings, name_positional_model
+from engine_kit.flags import merged_settings, name_positional_model
 from engine_router.config import read_config
 from engine_server.commands import give_role
 from engine_server.config import ServerConfig
@@ -244,7 +244,7 @@ def unknown(container: dict[str, Any]) -> list[str]:
         arguments = commands.parser_of(name).parse_args(canonical(rest))
         if name == "serve":
             name_positional_model(arguments, name)
-        merged = command_settings(arguments)
+        merged = merged_settings(arguments)
         if name == "serve":
             give_role(merged)
             EngineConfig.from_merged(merged)

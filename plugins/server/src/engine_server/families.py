@@ -83,14 +83,16 @@ class Adapters:
 
     @hookimpl
     def http_routes(self, router: Any) -> None:
-        from fastapi.responses import PlainTextResponse
+        from fastapi.responses import Response
 
         from engine_server import adapter_routes as routes
         from engine_server.errors import WITH_BODY, faults
 
+        text = {"description": "done", "content": {"text/plain": {"schema": {"type": "string"}}}}
         for path, function in (("load", routes.load), ("unload", routes.unload)):
-            answers: dict[int | str, Any] = faults(*WITH_BODY, 403, 404)
-            router.post(f"/v1/{path}_lora_adapter", response_class=PlainTextResponse, responses=answers)(function)
+            answers: dict[int | str, Any] = {200: text, **faults(*WITH_BODY, 403, 404)}
+            # A class that says nothing of its content: errors are JSON, and what is well is text.
+            router.post(f"/v1/{path}_lora_adapter", response_class=Response, responses=answers)(function)
 
 
 class Tokenization:
