@@ -29,14 +29,17 @@ BODY = {"prompt": [5, 9, 17, 33], "max_tokens": 8, "temperature": 0, "ignore_eos
     [
         (["a=/x,b=/y/z"], {"a": "/x", "b": "/y/z"}),
         (["a=/x", "b=/y,with/comma"], {"a": "/x", "b": "/y,with/comma"}),
-        (['{"name": "a", "path": "/x", "base_model_name": "m"}'], {"a": "/x"}),
+        (['{"name": "a", "path": "/x"}'], {"a": "/x"}),
     ],
 )
 def test_modules_are_read_as_vllm_has_them(given: list[str], found: dict[str, str]) -> None:
     assert modules_of(given) == found
 
 
-@pytest.mark.parametrize("given", [["a"], ["=x"], ["a=/x,a=/y"], ['{"name": "a"}'], ["{"]])
+@pytest.mark.parametrize(
+    "given",
+    [["a"], ["=x"], ["a=/x,a=/y"], ['{"name": "a"}'], ["{"], ['{"name": "a", "path": "/x", "base_model_name": "m"}']],
+)
 def test_modules_that_are_none(given: list[str]) -> None:
     with pytest.raises(ConfigError, match="lora_modules="):
         modules_of(given)
@@ -48,6 +51,9 @@ def test_a_server_with_adapters(tmp_path: Path) -> None:
     fixed = write_adapter(tmp_path / "fixed", 1)
     inside = write_adapter(tmp_path / "allowed" / "inside", 2)
     (tmp_path / "allowed" / "link").symlink_to(tmp_path / "fixed")
+    (tmp_path / "allowed" / "linked").mkdir()
+    for file in (tmp_path / "fixed").iterdir():
+        (tmp_path / "allowed" / "linked" / file.name).symlink_to(file)
     expected = {}
     for name, path in (("fixed", fixed), ("later", inside)):
         merged = write_model(tmp_path / f"merged-{name}", products(path, 2.0))
@@ -87,7 +93,7 @@ async def _talk(client: httpx.AsyncClient, expected: dict[str, list[int]]) -> No
     assert (await post("/completions", model="later", **BODY)).status_code == 404
     assert (await post("/load_lora_adapter", lora_name="later", lora_path="inside")).status_code == 200
     assert await tokens("later") == expected["later"]
-    for path in ("link", "../fixed", "/etc", "nowhere"):
+    for path in ("link", "linked", "../fixed", "/etc", "nowhere", "a\0b"):
         answer = await post("/load_lora_adapter", lora_name="other", lora_path=path)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "lora_path", answer.text
     for name in ("later", "base"):
@@ -96,6 +102,11 @@ async def _talk(client: httpx.AsyncClient, expected: dict[str, list[int]]) -> No
     assert (
         await post("/load_lora_adapter", lora_name="later", lora_path="inside", load_inplace=True)
     ).status_code == 200
+    for change in (
+        post("/unload_lora_adapter", lora_name="fixed"),
+        post("/load_lora_adapter", lora_name="fixed", lora_path="inside", load_inplace=True),
+    ):
+        assert (await change).status_code == 403, "what the operator named stays"
     assert (await post("/unload_lora_adapter", lora_name="later")).status_code == 200
     assert (await post("/unload_lora_adapter", lora_name="later")).status_code == 404
     assert (await post("/completions", model="later", **BODY)).status_code == 404

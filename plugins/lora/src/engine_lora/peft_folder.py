@@ -6,12 +6,11 @@ What an adapter asks for and is not served is refused, never passed over: its to
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest
 from typing import Any, NamedTuple
 
 from engine.types.errors import InvalidRequestError, shown
@@ -19,10 +18,11 @@ from engine.types.errors import InvalidRequestError, shown
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """Before the names of a model's modules in the files of PEFT."""
-MOST_HEADER = 100_000_000
-"""Bytes of a safetensors file's header, as that format has it."""
-PLACES, WINDOW = 256, 4096
-"""Of the file of weights so many parts are read for the revision, of so many bytes."""
+_PATTERN = re.compile(r"\^?(?:[\w-]|\\[.d]\+?|\.[*+]?|\||\((?:[\w-]+\|?)+\)|\[[\w-]+\])*\$?")
+"""Patterns of names that are tried: names, digits, anything, choices; nothing that would be repeated within what is
+repeated, for which a regular expression can take for ever."""
+MOST_PATTERN = 1000
+"""Characters."""
 
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA scales the rows of the whole weight, which is no product to be added",
@@ -79,7 +79,7 @@ class AdapterConfig(NamedTuple):
     def scale_of(self, module: str) -> float:
         """By which a layer's product B A is multiplied."""
         rank = self.rank_of(module)
-        return float(_by_pattern(self.alphas, module, self.alpha)) / (math.sqrt(rank) if self.rslora else rank)
+        return float(_by_pattern(self.alphas, module, self.alpha)) / (rank**0.5 if self.rslora else rank)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class AdapterFolder:
     Args:
         path: the folder.
         config: what its adapter_config.json says.
-        revision: another where the files hold something else; of the weights evenly spaced parts are read.
+        revision: another where the files hold something else: a hash of them.
     """
 
     path: str
@@ -139,7 +139,7 @@ def read_folder(path: str) -> AdapterFolder:
 def _read_config(path: str, content: bytes) -> AdapterConfig:
     try:
         config = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise refusal(path, f"{CONFIG} is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise refusal(path, f"{CONFIG} holds {shown(config)}, not an object")
@@ -169,27 +169,22 @@ def _check_numbers(path: str, read: AdapterConfig) -> None:
         if not isinstance(patterns, dict):
             raise refusal(path, f"{name} is {shown(patterns)}, not an object")
         for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise refusal(path, f"{name}: {shown(pattern)} is no regular expression: {error}") from error
+            if len(pattern) > MOST_PATTERN or _PATTERN.fullmatch(pattern) is None:
+                found = f"{name}: {shown(pattern)} is no pattern of names that is known here"
+                raise refusal(path, found, "write names of modules, with .* or \\d+ where any may stand")
     for rank in (read.rank, *read.ranks.values()):
         if type(rank) is not int or rank < 1:
             raise refusal(path, f"a rank is {shown(rank)}, not a number from 1")
     for alpha in (read.alpha, *read.alphas.values()):
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        if type(alpha) not in (int, float) or not abs(alpha) < 1e30:  # which is false of NaN
             raise refusal(path, f"an alpha is {shown(alpha)}, not a number")
 
 
 def _revision(path: str, config: bytes, weights: str) -> str:
-    found = sha256(config)
     try:
-        with open(weights, "rb", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            found.update(b"%d " % size)
-            for offset in (*range(0, size, max(WINDOW, size // PLACES)), max(0, size - WINDOW)):
-                file.seek(offset)
-                found.update(file.read(WINDOW))
+        with open(weights, "rb") as file:
+            found = file_digest(file, "sha256")
     except OSError as error:
         raise refusal(path, f"{WEIGHTS}: {error.strerror or error}", "see that the engine may read it") from error
+    found.update(config)
     return found.hexdigest()[:16]

@@ -95,7 +95,7 @@ class ServedAdapters:
     async def load_named(self, name: str, path: str, in_place: bool) -> None:
         """As `load`, asked over HTTP. Raises APIError where nobody may, for a name that is taken, for a path outside
         `folder`."""
-        self._check_allowed()
+        self._check_allowed(name)
         if name in self._llm.model_names:
             raise invalid("lora_name", f"the model itself is called {name!r}; choose another")
         if name in self._loading or (name in self._served and not in_place):
@@ -112,24 +112,38 @@ class ServedAdapters:
 
     async def unload(self, name: str) -> None:
         """Serve it no more; requests that use it go on. Raises APIError where nobody may, and where there is none."""
-        self._check_allowed()
+        self._check_allowed(name)
         adapter = self._served.pop(name, None)
         if adapter is None:
             raise APIError(404, f"the adapter {name[:200]!r} does not exist", param="lora_name", code="model_not_found")
         await self._llm.call("unload_adapter", adapter.identity)
 
-    def _check_allowed(self) -> None:
+    def _check_allowed(self, name: str) -> None:
         if self.folder is None:
             found = "this server loads no adapters while it serves; its operator can start it with --lora-dir"
             raise APIError(403, found, code="adapters_are_fixed")
+        if name in self._modules:
+            found = f"the operator of this server named {name!r} with --lora-modules: it stays as it is"
+            raise APIError(403, found, param="lora_name", code="adapters_are_fixed")
 
     def _within(self, path: str) -> str:
-        """The path, which begins in `folder` where it is relative. Links do not lead out of it."""
+        """The path, which begins in `folder` where it is relative. Links do not lead out of it, neither the folder's
+        nor those of the files in it as they are now: who may write there decides what is read."""
         assert self.folder is not None
+        if "\0" in path:
+            raise invalid("lora_path", "it has a zero byte; name a folder in --lora-dir")
         found = os.path.realpath(os.path.join(self.folder, path))
-        if os.path.commonpath([found, self.folder]) != self.folder or "\0" in path:
-            raise invalid("lora_path", "it lies outside of --lora-dir; name a folder in it")
+        for place in (found, *(os.path.realpath(os.path.join(found, name)) for name in _names_in(found))):
+            if os.path.commonpath([place, self.folder]) != self.folder:
+                raise invalid("lora_path", "it lies outside of --lora-dir; name a folder in it")
         return found
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []  # whoever reads it says why not
 
 
 def modules_of(given: Iterable[str]) -> Mapping[str, str]:
@@ -152,7 +166,9 @@ def _modules(text: str) -> list[tuple[str, str]]:
         return [(name.strip(), path.strip()) for name, _, path in parts]
     try:
         module = json.loads(text)
+        if unknown := set(module) - {"name", "path"}:
+            raise ValueError(f"{sorted(unknown)[0]!r} is not known here")
         return [(str(module["name"]), str(module["path"]))]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"it is no JSON with name and path: {error}"
         raise ConfigError(f"lora_modules={text}", found, "pass NAME=PATH,NAME=PATH") from error

@@ -149,7 +149,10 @@ class ServerState:
         """
         told = origin(request) if self.engine.inputs.told_of_requests else None
         names = [identity] if len(prompts) == 1 else [f"{identity}-{i}" for i in range(len(prompts))]
-        if (adapter := self.adapters.get(body.model)) is not None:
+        adapter = self.adapters.get(body.model)
+        if adapter is None:
+            self.check_model(body.model)  # an adapter may be gone by now
+        else:
             prompts = [{**_fields(prompt), "adapter": adapter} for prompt in prompts]  # type: ignore[misc]
         several = zip(self._salted(prompts, request), params, names, strict=True)
         with self.entering(sum(1 if isinstance(one, PoolingParams) else one.num_sequences for one in params)):
