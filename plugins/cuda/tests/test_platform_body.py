@@ -10,7 +10,7 @@ import torch
 
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
 from engine.types.parallel import Parallel, Place
-from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts
+from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts, most_mixed
 from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
@@ -41,6 +41,17 @@ def test_buckets_of_steps_with_prompts() -> None:
     )
     assert token_buckets(200) == (64, 128, 192, 200) and token_buckets(64) == (64,) and token_buckets(5) == (5,)
     assert token_buckets(1) == () and token_buckets(600, (1024, 256, 96)) == (96, 256)
+
+
+def test_steps_that_can_have_prompts() -> None:
+    """Requests of two tokens have prompts of one: their steps are those of decodes, and no other is captured."""
+
+    def most(length: int) -> int:
+        start = SimpleNamespace(max_model_len=length, max_num_seqs=256, max_num_batched_tokens=2048)
+        return most_mixed(start)  # type: ignore[arg-type]
+
+    assert [most(length) for length in (1, 2, 3, 4096)] == [0, 0, 512, 2048]
+    assert token_buckets(most(2)) == token_buckets(most(2), (64, 128)) == ()
 
 
 def test_steps_are_captured_as_far_as_the_host_is_slower() -> None:
@@ -331,5 +342,8 @@ def test_kernels_that_are_compiled_late(monkeypatch: pytest.MonkeyPatch, caplog:
     assert heard == ["early", "found", "tile"] and late.seen == 1
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("kernel tile was compiled while requests were computed, which waited 1.5 s")
+    knobs.compilation.listener = lambda **given: late(**given)  # who came later, and calls it
     late.listen()
     assert not late.serving
+    knobs.compilation.listener(src=source, times=None, cache_hit=False, **given)
+    assert heard[3:] == ["tile"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flash_body import KernelBody
 
 from engine.interfaces.attention import AttentionNeed
 from engine.types.errors import ConfigError
+from engine.types.model import KVSpec
+from engine.types.parallel import Parallel
 from engine_flashattn import card as card_module
 from engine_flashattn import installed
 from engine_flashattn.card import FlashAttention, FlashAttentionOptions
@@ -88,6 +92,29 @@ def test_what_none_can(machine: Machine, changes: Any, word: str) -> None:
     machine((9, 0))
     (reason,) = FlashAttention.unsupported(need(**changes))
     assert word in reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "features", "kinds", "level"),
+    [
+        ("auto", (), ("full", "sliding"), "any"),
+        ("auto", ("alibi",), ("full",), "uniform"),
+        ("auto", (), ("full", "encoder"), "uniform"),
+        ("fa3", (), ("full",), "any"),
+        ("fa2", (), ("full",), "uniform"),
+    ],
+)
+def test_which_steps_are_captured(asked: Any, features: Any, kinds: Any, level: str) -> None:
+    """Those of any rows where FlashAttention 3 serves every group of layers; that is asked before any has its cache."""
+    sites = [KVSpec(kind=kind, num_kv_heads=2, head_size=128, num_q_heads=8) for kind in kinds]
+    groups = [SimpleNamespace(sites=(index,), model=0) for index in range(len(sites))]
+    start = SimpleNamespace(
+        model=SimpleNamespace(attention_features=features), drafts=(), sites=sites, parallel=Parallel(), device="cuda",
+        dtype="bfloat16", kv_cache_dtype=None, batch_invariant=False,
+        layout=SimpleNamespace(groups=groups, block_size=16),
+    )  # fmt: skip
+    context: Any = SimpleNamespace(start=start, options=FlashAttentionOptions(implementation=asked))
+    assert KernelBody(context).capture_level == level
 
 
 def test_reasons_name_each_library(machine: Machine) -> None:

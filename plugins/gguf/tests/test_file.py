@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,10 +14,12 @@ import pytest
 from gguf_maker import byte_vocabulary, tiny_model, write
 
 from engine.types.errors import CheckpointError, EngineError, ModelNotFoundError, UnsupportedModelError
+from engine_gguf.architectures import config_of
 from engine_gguf.card import GGUFCheckpoint
 from engine_gguf.file import read_file
 from engine_gguf.parts import files_of, read_model
 from engine_gguf.vocabulary import tokenizer_json
+from engine_gguf.weights import GGUFWeights
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +173,103 @@ def test_damaged_files(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_thousand_damaged_files(whole: Path, tmp_path: Path) -> None:
     damaged(whole, tmp_path / "damaged.gguf", 10_000)
+
+
+KEYS = (
+    "split.no", "split.count", "split.tensors.count", "general.architecture", "general.alignment",
+    "gemma3.attention.head_count", "gemma3.attention.head_count_kv", "gemma3.attention.key_length",
+    "gemma3.attention.value_length", "gemma3.attention.sliding_window_pattern", "gemma3.final_logit_softcapping",
+    "gemma3.attention.layer_norm_rms_epsilon", "gemma3.embedding_length", "gemma3.block_count",
+    "gemma3.feed_forward_length", "gemma3.context_length", "gemma3.rope.freq_base", "gemma3.rope.dimension_count",
+    "gemma3.rope.scaling.type", "tokenizer.ggml.eos_token_id",
+)  # fmt: skip
+HARMLESS = {
+    ("split.no", 0), ("split.count", 0), ("tokenizer.ggml.eos_token_id", 0), ("gemma3.block_count", 0),
+    ("gemma3.attention.sliding_window_pattern", 0), ("gemma3.attention.sliding_window_pattern", (1, 2)),
+    ("gemma3.feed_forward_length", 0), ("gemma3.context_length", 0), ("gemma3.embedding_length", 0),
+    ("tokenizer.ggml.eos_token_id", (1, 2)),
+}  # fmt: skip
+"""An architecture's own, one that says nothing, or one that the model's config is held to later."""
+
+
+@pytest.mark.parametrize("value", ["text", (1, 2), 0])
+@pytest.mark.parametrize("key", KEYS)
+def test_keys_of_other_types(key: str, value: Any, tmp_path: Path) -> None:
+    """An error that names the file, and not whatever Python says."""
+    path = tmp_path / "x.gguf"
+    metadata: dict[str, Any] = {
+        "general.architecture": "gemma3", "gemma3.attention.head_count": 2, "gemma3.attention.head_count_kv": 1,
+        "gemma3.attention.key_length": 16, "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
+        "gemma3.embedding_length": 32, "gemma3.block_count": 1, "gemma3.feed_forward_length": 32,
+        "gemma3.context_length": 64, "gemma3.attention.sliding_window": 8,
+    }  # fmt: skip
+    assert config_of(read_model((keyed(path, metadata),)))
+    keyed(path, metadata | {key: value})
+    if (key, value) in HARMLESS:
+        assert GGUFCheckpoint.resolve(str(path)).config
+        return
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=r"x\.gguf"):
+        GGUFCheckpoint.resolve(str(path))
+
+
+def test_rows_that_are_no_pairs_for_each_head(tmp_path: Path) -> None:
+    metadata = {"general.architecture": "llama", "llama.attention.head_count": 4}
+    path = keyed(tmp_path / "x.gguf", metadata, **{"blk.0.attn_q.weight": np.zeros((12, 32), np.float32)})
+    start = SimpleNamespace(files=SimpleNamespace(weights=(str(path),), config={}), dtype="float32")
+    context: Any = SimpleNamespace(start=start)
+    with pytest.raises(CheckpointError, match=r"attn_q\.weight of .*its 12 rows are no pairs"):
+        list(GGUFWeights(context).weights())
+
+
+def keyed(path: Path, metadata: dict[str, Any], **tensors: np.ndarray) -> Path:
+    """A file with these keys, an embedding, and more tensors."""
+    writer = gguf.GGUFWriter(str(path), "x")
+    writer.kv_data[0].clear()  # the architecture, which is one of the keys
+    for key, value in metadata.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, tuple):
+            writer.add_array(key, list(value))
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_uint32(key, value)
+    for name, tensor in {"token_embd.weight": np.zeros((4, 32), np.float32), **tensors}.items():
+        writer.add_tensor(name, tensor)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return path
+
+
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({LONG: [1.0] * 8}, "it has one alone"),
+        ({SHORT: [1.0] * 8}, "has no tensor rope_factors_long"),
+        ({}, "has no tensor rope_factors_long"),
+        ({LONG: [1.0] * 8, SHORT: [1.0] * 7}, r"rope_factors_short\.weight .*not 8 positive ones"),
+        ({LONG: [1.0] * 7 + [0.0], SHORT: [1.0] * 8}, "not 8 positive ones"),
+        ({LONG: [1.0] * 8, SHORT: [1.0] * 7 + [float("nan")]}, "not 8 positive ones"),
+    ],
+)
+def test_factors_of_frequencies(tensors: dict[str, list[float]], said: str, tmp_path: Path) -> None:
+    """One for each frequency, positive, and both of them."""
+    metadata: dict[str, Any] = {
+        "general.architecture": "phi3", "phi3.attention.head_count": 2, "phi3.embedding_length": 32,
+        "phi3.attention.layer_norm_rms_epsilon": 1e-6, "phi3.block_count": 1, "phi3.feed_forward_length": 32,
+        "phi3.context_length": 64, "phi3.rope.scaling.type": "longrope",
+        "phi3.rope.scaling.original_context_length": 32,
+    }  # fmt: skip
+    sound = {name: np.ones(8, np.float32) for name in (LONG, SHORT)}
+    rope = config_of(read_model((keyed(tmp_path / "sound.gguf", metadata, **sound),)))["rope_parameters"]
+    assert rope["long_factor"] == [1.0] * 8
+    given = {name: np.array(values, np.float32) for name, values in tensors.items()}
+    path = keyed(tmp_path / "x.gguf", metadata, **given)
+    with pytest.raises(CheckpointError, match=said):
+        config_of(read_model((path,)))
 
 
 def test_architectures_that_are_not_served(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from engine.interfaces.tokenizer import TokenizerNeed
@@ -84,6 +84,8 @@ def save(path: Path, architecture: str = "llama", **keys: Any) -> Path:
             writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
         elif value:
@@ -158,6 +160,32 @@ def test_sentences(architecture: str, tmp_path: Path) -> None:
     assert ours.encode("\x07")[-1] == tokens.index("<0x07>")
 
 
+CHAT = "<|user|>\nWhat is a brown fox?  <|end|>\n<|assistant|>\n  The dog.<|end|>\n<|endoftext|>\n a<s>\nb"
+
+
+def test_a_chat_of_phi_3(tmp_path: Path) -> None:
+    """Blanks and line ends behind its tokens are theirs, as its own tokenizer.json says; not behind <s>."""
+    whole, _, scores, types = sentence_vocabulary()
+    ends = ["<|endoftext|>", "<|user|>", "<|assistant|>"]
+    tokens, scores, types = whole + ends, scores + [0.0] * 3, types + [3] * 3
+    keys = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": types, "bos_token_id": 1}
+    ours = opened(save(tmp_path / "phi.gguf", "phi3", **keys))
+    theirs = {"tokenizer_type": "llama", "tokens": tokens, "scores": scores, "token_type": types}
+    oracle = convert_gguf_tokenizer("phi3", theirs)[0]
+    oracle = getattr(oracle, "backend_tokenizer", oracle)
+    oracle.add_special_tokens(
+        [
+            AddedToken(token, rstrip=token not in ("<|endoftext|>", "<s>"), normalized=False, special=True)
+            for token in (*ends, "<|end|>", "<s>")
+        ]
+    )
+    ids = ours.encode(CHAT, add_special_tokens=False)
+    assert ids == oracle.encode(CHAT, add_special_tokens=False).ids
+    assert ids[0] == tokens.index("<|user|>")
+    plain = opened(save(tmp_path / "llama.gguf", "llama", **keys))
+    assert len(plain.encode(CHAT, add_special_tokens=False)) > len(ids)
+
+
 def test_what_is_put_around_a_text(tmp_path: Path) -> None:
     for pre, begins in (("llama-bpe", True), ("tekken", True), ("qwen2", False)):
         path, _ = byte_level(tmp_path / f"{pre}.gguf", pre, bos_token_id=7)
@@ -211,6 +239,27 @@ def test_what_makes_no_sense(tmp_path: Path) -> None:
         with pytest.raises(TokenizerError, match=path.name):
             opened(path)
     assert GGUFTokenizer.unsupported(TokenizerNeed(folder=str(tmp_path))) == [f"'{tmp_path}' is not a GGUF file"]
+
+
+@pytest.mark.parametrize("value", ["text", ["a", "b"], [1, 2], 0, 0.5])
+@pytest.mark.parametrize(
+    "key", ["model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_id", "add_bos_token",
+            "add_space_prefix"],
+)  # fmt: skip
+def test_keys_of_other_types(key: str, value: Any, tmp_path: Path) -> None:
+    """An error that names the file; but for what such a vocabulary does not read, and numbers for yes and no."""
+    sound = {"tokens": ["a", "b", "ab"], "token_type": [1, 1, 1], "bos_token_id": 1}
+    for number, more in enumerate(
+        ({"model": "llama", "scores": [0.0, 0.0, 1.0]}, {"model": "gpt2", "pre": "qwen2", "merges": ["a b"]})
+    ):
+        path = save(tmp_path / f"{number}.gguf", **(sound | more | {key: value}))
+        one = not isinstance(value, list)
+        unread = one and key == "pre" if number == 0 else key in ("scores", "bos_token_id", "add_space_prefix")
+        if unread or (one and key.startswith("add_")) or (key == "bos_token_id" and value == 0):
+            assert opened(path).encode("ab")
+            continue
+        with pytest.raises(TokenizerError, match=path.name):
+            opened(path).encode("ab")
 
 
 def test_a_large_vocabulary_is_read_quickly_where_it_is_not_wanted(tmp_path: Path) -> None:

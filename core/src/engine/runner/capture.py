@@ -1,9 +1,9 @@
 """Capturing steps before anything is served: whether it can be done, for which steps, and on what they are tried.
 
-A captured step's rows all have the same number of tokens. A row with fewer drafts is padded: the tokens behind its own
-are computed in vain, on ids that nobody wrote, at positions that the row has not reached. They see no key and write
-theirs to the null page, none of the row's own queries sees them, and they draw nothing. A step with prompts in it is
-padded by tokens behind its last row, and by rows of none: it has room for half as many rows as tokens, or for all.
+A captured decode step's rows all have the same number of tokens. A row with fewer drafts is padded: the tokens behind
+its own are computed in vain, on ids that nobody wrote, at positions that the row has not reached. They see no key and
+write theirs to the null page, none of the row's own queries sees them, and they draw nothing. A step with prompts in it
+is padded by tokens behind its last row, and by rows of none: it has room for half as many rows as tokens, or for all.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DecodeTrial:
     """Inputs for one bucket: rows of one token each, or of several, on pages that nobody has yet.
 
     The two inputs differ in token ids, positions and pages. What lies in the cache before the rows is nothing (zeros),
-    so that a run is a function of its input alone.
+    so that a run is a function of its input alone. Both inputs fill the step: what pads one with prompts is not tried.
 
     Args:
         platform, buffers, attention: the worker's; the attention is bound to the pool.
@@ -158,6 +158,7 @@ class DecodeTrial:
         pool, frame = self.attention.pool, self.step.frame
         assert pool is not None
         rows, counts = np.arange(frame.num_rows), self.counts(number)
+        assert counts.sum() == frame.num_tokens, "the platform has buckets of more tokens than its rows can have"
         width, row = int(counts.max()), np.repeat(rows, counts)
         tables = self.attention.layout.tables
         # Rows that share a place, a block in each table, stand at different positions in it. In input 0 they see the

@@ -39,6 +39,8 @@ class Packed:
 
     Args:
         layout: format and sizes.
+        made_of: what the layout was made of: format, outputs, inputs, inputs of a group, dtype of scales. Layouts are
+            alike where these are.
         outputs: O.
         weight: uint8.
         scales: float32 [O, padded], of int8; [16], what stored codes of 4 bits stand for where that is a table; else
@@ -48,6 +50,7 @@ class Packed:
     """
 
     layout: Layout
+    made_of: tuple[str, int, int, int, str]
     outputs: int
     weight: torch.Tensor
     scales: torch.Tensor | None
@@ -96,14 +99,15 @@ class PackedLinear:
         outputs, inputs = weight.shape
         if weight.stride(-1) != 1:
             weight = weight.contiguous()
-        layout = Layout(form, outputs, inputs, group_size)
+        made_of = (form, outputs, inputs, group_size, "float32")
+        layout = Layout(*made_of)
         packed = _memory(layout.bytes)
         scales = torch.empty(layout.panels * 32, dtype=torch.float32) if form == "int8" else None
         layout.pack(
             DTYPES[weight.dtype], weight.data_ptr(), weight.stride(0), packed.data_ptr(),
             0 if scales is None else scales.data_ptr(), self._threads,
         )  # fmt: skip
-        return Packed(layout, outputs, packed, scales, _padded(bias, layout.panels * 32))
+        return Packed(layout, made_of, outputs, packed, scales, _padded(bias, layout.panels * 32))
 
     def pack_codes(
         self,
@@ -130,7 +134,8 @@ class PackedLinear:
             order: int32 [I], see `Packed`.
         """
         outputs, inputs = codes.shape
-        layout = Layout(form, outputs, inputs, group_size, str(scales.dtype).removeprefix("torch."))
+        made_of = (form, outputs, inputs, group_size, str(scales.dtype).removeprefix("torch."))
+        layout = Layout(*made_of)
         packed, padded = _memory(layout.bytes), layout.panels * 32
         codes, scales = codes.contiguous(), scales.contiguous()
         zeros = None if zeros is None else zeros.contiguous()
@@ -142,15 +147,16 @@ class PackedLinear:
         if form == "int8":
             beside = _padded(scales[:, 0], padded)
         kept = None if order is None else order.to(torch.int32).clone()
-        return Packed(layout, outputs, packed, beside, _padded(bias, padded), kept)
+        return Packed(layout, made_of, outputs, packed, beside, _padded(bias, padded), kept)
 
     def pack_blocks(self, form: str, blocks: torch.Tensor, inputs: int, bias: torch.Tensor | None) -> Packed:
         """blocks uint8 [O, bytes of I inputs] in one of the formats of native/blocks.h, bias [O]; neither is kept."""
         blocks = blocks.contiguous()
-        layout = Layout(form, len(blocks), inputs)
+        made_of = (form, len(blocks), inputs, 0, "float32")
+        layout = Layout(*made_of)
         packed = _memory(layout.bytes)
         layout.pack_blocks(blocks.data_ptr(), blocks.stride(0), packed.data_ptr(), self._threads)
-        return Packed(layout, len(blocks), packed, None, _padded(bias, layout.panels * 32))
+        return Packed(layout, made_of, len(blocks), packed, None, _padded(bias, layout.panels * 32))
 
     def linear(self, x: torch.Tensor, packed: Packed, out: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, I] -> [T, O] in x's dtype; `out`, whose rows may lie apart, where it is given."""

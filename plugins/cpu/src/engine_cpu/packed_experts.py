@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.types.errors import UnsupportedModelError
 from engine_cpu._native import ExpertOps, Layout, experts_scratch_bytes
 from engine_cpu.dtypes import DTYPES
 from engine_cpu.packed import Packed
@@ -38,8 +39,19 @@ class PackedExperts:
 
 
 def joined(experts: Sequence[tuple[Packed, Packed]]) -> PackedExperts:
-    """Both projections of each expert, packed one by one -> what `ExpertProducts.experts` takes."""
+    """Both projections of each expert, packed one by one -> what `ExpertProducts.experts` takes.
+
+    Raises UnsupportedModelError where they are not packed alike: the kernels take one layout for all.
+    """
     first, last = experts[0]
+    for expert, pair in enumerate(experts):
+        for one, of_first in zip(pair, (first, last), strict=True):
+            if one.made_of != of_first.made_of:
+                raise UnsupportedModelError(
+                    "compute a layer's experts together",
+                    f"the checkpoint stores expert {expert} as {_said(one)}, and expert 0 as {_said(of_first)}",
+                    "name --quantization stored, which takes them one by one",
+                )
     table = torch.tensor(
         [
             [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
@@ -49,6 +61,11 @@ def joined(experts: Sequence[tuple[Packed, Packed]]) -> PackedExperts:
         dtype=torch.int64,
     )
     return PackedExperts(tuple(experts), first.layout, last.layout, last.outputs, table)
+
+
+def _said(packed: Packed) -> str:
+    form, outputs, inputs, group, scales = packed.made_of
+    return f"{form} [{outputs}, {inputs}] in groups of {group} with scales of {scales}"
 
 
 class ExpertProducts:

@@ -3,7 +3,8 @@ for what that one writes (compute capability 9.0 and later).
 
 A kernel that is launched so waits (`ops_triton.launching.start_dependent`) before it reads or writes what another may
 write or read: by then all that was launched before it has ended. It also lets the next one begin, once all its programs
-have said so or ended. What comes from no kernel, weights, it may read before.
+have said so or ended. What comes from no kernel, weights, it may read before: whoever
+writes weights synchronises afterwards.
 """
 
 from __future__ import annotations

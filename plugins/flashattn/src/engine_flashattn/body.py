@@ -19,6 +19,7 @@ from engine_flashattn.write import write_pages
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
+    from engine.types.start import WorkerStart
     from engine_flashattn.card import FlashAttentionOptions
 
 ALIGNMENT = 16
@@ -39,7 +40,7 @@ class FlashAttentionBody:
     """What is launched for rows of equally many queries follows from shapes alone: libraries are told the longest row
     that a block table can hold, and read lengths and tables on the device. Where rows differ, the most queries of one
     count too. FlashAttention 3 takes a bound for them and leaves alone what comes after the last row (vLLM captures its
-    steps with prompts, too): with it this is "any"."""
+    steps with prompts, too): where it serves all layers this is "any"."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._options = cast("FlashAttentionOptions", context.options)
@@ -64,7 +65,7 @@ class FlashAttentionBody:
             self._attends[asked.name] = self.load(asked)
         third = IMPLEMENTATIONS["fa3"]
         best = asked is None and third.name in self._facts.versions and not third.gpu_reasons(self._facts)
-        if best or asked is third:
+        if asked is third or (best and all(choose(need, self._facts) is third for need in _needs(context.start))):
             self.capture_level = "any"
 
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
@@ -210,6 +211,25 @@ class FlashAttentionBody:
                 "leave it to auto, or choose another attention driver",
             )
         return IMPLEMENTATIONS[asked]
+
+
+def _needs(start: WorkerStart) -> list[AttentionNeed]:
+    """What is asked of attention for each group of layers: which library serves it decides what can be captured, and
+    that is asked before the layers' caches are."""
+    sites, models = start.sites, (start.model, *(draft.model for draft in start.drafts))
+    return [
+        AttentionNeed.of(
+            sites[group.sites[0]],
+            size=start.parallel.tp,
+            dtype=start.dtype,
+            kv_dtype=start.kv_cache_dtype or start.dtype,
+            device=start.device,
+            block_size=start.layout.block_size,
+            features=frozenset(models[group.model].attention_features),
+            batch_invariant=start.batch_invariant,
+        )
+        for group in start.layout.groups
+    ]
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -40,8 +40,6 @@ _SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_PLACES = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
-"""Tensors that become a part of the config."""
 _END_TOKENS = ("eos", "eot", "eom")
 _ENDS_BY_NAME = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
 """Tokens that end a turn or a text whatever else the file says, as in llama.cpp: many files name one end of several."""
@@ -100,8 +98,18 @@ class Keys:
         """Whether the first layer has a tensor, e.g. "attn_q.bias"."""
         return f"blk.0.{tensor}" in self.model.tensors
 
+    def head_size(self) -> int:
+        """Elements of a head."""
+        heads = self.whole("attention.head_count")
+        if not heads:
+            raise self.bad("attention.head_count", "it is 0")
+        size = self.whole("attention.key_length", self.whole("embedding_length") // heads)
+        if not size:
+            raise self.bad("attention.key_length", "the size of a head is 0")
+        return size
+
     def factors(self, tensor: str) -> list[float] | None:
-        """A tensor of positive numbers, which is read; None where there is none."""
+        """A tensor of a positive number for each frequency, which is read; None where there is none."""
         found = self.model.tensors.get(tensor)
         if found is None:
             return None
@@ -109,6 +117,14 @@ class Keys:
             raise CheckpointError(f"read {tensor} of {found.file}", f"it is {found.type}, not F32", "convert it again")
         with open(found.file, "rb") as file:
             values = np.fromfile(file, "<f4", found.size // 4, offset=found.start)
+        count = self.whole("rope.dimension_count", self.head_size()) // 2
+        if found.shape != (count,) or not (np.isfinite(values).all() and (values > 0).all()):
+            least, most = values.min(), values.max()
+            raise CheckpointError(
+                f"read {tensor} of {found.file}",
+                f"it is {list(found.shape)} of numbers from {least} to {most}, not {count} positive ones",
+                "convert the model again",
+            )
         return [float(value) for value in values]
 
 
@@ -168,11 +184,12 @@ def _gemma2(keys: Keys) -> Config:
 def _gemma3(keys: Keys) -> Config:
     pattern = keys.get("attention.sliding_window_pattern")
     cap = keys.get("final_logit_softcapping")
+    cap = None if cap is None else keys.number("final_logit_softcapping")
     more: Config = {"sliding_window": keys.whole("attention.sliding_window"), "final_logit_softcapping": cap}
     if isinstance(pattern, np.ndarray):
         more["layer_types"] = [f"{'sliding' if windowed else 'full'}_attention" for windowed in pattern]
     else:
-        more["sliding_window_pattern"] = pattern or 6
+        more["sliding_window_pattern"] = keys.whole("attention.sliding_window_pattern", 6) or 6
     local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10000.0)}
     ropes = {"full_attention": _rope(keys, 1e6), "sliding_attention": local}
     return _scale(keys, 62) | more | {"rope_parameters": ropes}
@@ -182,7 +199,7 @@ def _scale(keys: Keys, largest: int) -> Config:
     """Of scores: by the size of a head, but in the largest model of each generation, which llama.cpp too knows by its
     layers."""
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
-    size = hidden // heads if keys.whole("block_count") == largest else keys.whole("attention.key_length")
+    size = hidden // heads if keys.whole("block_count") == largest else keys.head_size()
     return {"query_pre_attn_scalar": size, "hidden_activation": "gelu_pytorch_tanh"}
 
 
@@ -195,6 +212,12 @@ def _phi3(keys: Keys) -> Config:
     if window := keys.whole("attention.sliding_window", 0):
         more["sliding_window"] = window
     long, short = (keys.factors(f"rope_factors_{which}.weight") for which in ("long", "short"))
+    if (long is None) != (short is None):
+        raise CheckpointError(
+            f"open {keys.path}",
+            "of rope_factors_long.weight and rope_factors_short.weight it has one alone",
+            "fetch all of its parts, or convert the model again",
+        )
     if long and short:
         rope = _rope(keys, 10000.0) | {"rope_type": "longrope", "long_factor": long, "short_factor": short}
         if keys.get("rope.scaling.attn_factor") is not None:
@@ -228,7 +251,6 @@ def _nothing(keys: Keys) -> Config:
     return {}
 
 
-_GEMMA = {"names": _NAMES | _SANDWICH, "offset_norms": True}
 _LLAMA = Architecture("LlamaForCausalLM", _llama, neighbours=True)
 _ARCHITECTURES = {
     "qwen2": Architecture("Qwen2ForCausalLM", _nothing),
@@ -277,13 +299,21 @@ def architecture_of(model: GGUFModel) -> tuple[Architecture, Keys]:
 def _rope(keys: Keys, theta: float) -> Config:
     """Rotary parameters in transformers' form."""
     rope: Config = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base", theta)}
-    kind = keys.get("rope.scaling.type") or "none"
+    kind = "none" if keys.get("rope.scaling.type") is None else keys.get("rope.scaling.type")
+    if not isinstance(kind, str):
+        raise keys.bad("rope.scaling.type", f"it is {kind!r:.80}, no text")
     factors = keys.factors("rope_freqs.weight")
     if factors is not None:
         # Llama 3.1's way to stretch, worked out for each frequency.
         original = keys.whole("context_length")
         both = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "factor": 1.0}
         return rope | both | {"rope_type": "longrope", "original_max_position_embeddings": original}
+    if kind == "longrope" and "rope_factors_long.weight" not in keys.model.tensors:
+        raise CheckpointError(
+            f"open {keys.path}",
+            "its rotary scaling is longrope, and it has no tensor rope_factors_long.weight",
+            "fetch all of its parts, or convert the model again",
+        )
     if kind in ("none", "longrope"):  # of which the factors tell
         return rope
     if kind == "linear":
@@ -310,16 +340,17 @@ def config_of(model: GGUFModel) -> Config:
     if embedding is None or len(embedding.shape) != 2:
         found = "it has no matrix token_embd.weight"
         raise CheckpointError(f"open {keys.path}", found, "fetch all of its parts, or convert the model again")
+    size = keys.head_size()
     heads, hidden = keys.whole("attention.head_count"), keys.whole("embedding_length")
-    if not heads:
-        raise keys.bad("attention.head_count", "it is 0")
-    size = keys.whole("attention.key_length", hidden // heads)
+    if not keys.whole("attention.head_count_kv", heads):
+        raise keys.bad("attention.head_count_kv", "it is 0")
     if keys.whole("attention.value_length", size) != size:
         raise keys.bad("attention.value_length", f"it is not attention.key_length, {size}")
     types = stored_types(architecture, model)
     in_blocks = any(TYPES[kind].dtype not in ("float32", "bfloat16") for kind in types.values())
-    metadata = model.first.metadata
     rotated = keys.whole("rope.dimension_count", size)
+    if not rotated:
+        raise keys.bad("rope.dimension_count", "it is 0")
     config: Config = {
         "architectures": [architecture.name],
         "dtype": _dtype(types),
@@ -335,8 +366,8 @@ def config_of(model: GGUFModel) -> Config:
         "rope_parameters": _rope(keys, 10000.0),
         # A head that shares the embedding's matrix multiplies by it as it is stored; looked up, it is not.
         "tie_word_embeddings": _HEAD not in model.tensors and not in_blocks,
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": _token(keys, "bos"),
+        "eos_token_id": _token(keys, "eos"),
     }
     config |= architecture.config(keys)
     if rotated != size:
@@ -346,6 +377,16 @@ def config_of(model: GGUFModel) -> Config:
     if in_blocks:
         config["quantization_config"] = {"quant_method": METHOD, "types": types}
     return config
+
+
+def _token(keys: Keys, end: str) -> int | None:
+    key = f"tokenizer.ggml.{end}_token_id"
+    token = keys.model.first.metadata.get(key)
+    if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+        raise CheckpointError(
+            f"read '{key}' of {keys.path}", f"it is {token!r:.80}, no token", "convert the model again"
+        )
+    return token
 
 
 def stored_types(architecture: Architecture, model: GGUFModel) -> dict[str, str]:

@@ -87,6 +87,13 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return files
 
 
+def _whole(file: GGUFFile, key: str, default: int) -> int:
+    value = file.metadata.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CheckpointError(f"read {file.path}", f"its {key} is {value!r:.80}, no whole number", "fetch it again")
+    return value
+
+
 def read_model(files: tuple[Path, ...]) -> GGUFModel:
     """Read what the files say of themselves, without the vocabulary.
 
@@ -97,8 +104,7 @@ def read_model(files: tuple[Path, ...]) -> GGUFModel:
     for place, path in enumerate(files):
         file = read_file(path, lambda key: not key.startswith("tokenizer."))
         first = first or file
-        count = file.metadata.get("split.count", 1) or 1
-        number = file.metadata.get("split.no", 0)
+        count, number = _whole(file, "split.count", 1) or 1, _whole(file, "split.no", 0)
         if (count, number) != (len(files), place):
             found = (
                 f"it says that it is part {number + 1} of {count}, and by its name it is {place + 1} of {len(files)}"
@@ -113,7 +119,7 @@ def read_model(files: tuple[Path, ...]) -> GGUFModel:
                 )
             tensors[name] = tensor
     assert first is not None
-    stated = first.metadata.get("split.tensors.count", len(tensors))
+    stated = _whole(first, "split.tensors.count", len(tensors))
     if stated != len(tensors):
         raise CheckpointError(
             f"read {files[0]}", f"its parts have {len(tensors)} tensors, not the {stated} it states", "fetch them again"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from engine.types.errors import TokenizerError
 from engine_gguf.file import GGUFFile
 
@@ -18,6 +20,7 @@ MARK = "\u2581"
 """Sentencepiece's blank."""
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _GEMMA = ("gemma", "gemma2", "gemma3")
+_PHI_PLAIN = ("<s>", "<unk>", "<|endoftext|>")
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -49,7 +52,7 @@ _WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe", "smaug-bpe", "tekken")
 
 def unsupported(file: GGUFFile) -> list[str]:
     """Why a file's vocabulary is not served, in reasons; empty where it is."""
-    kind, cut = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre")
+    kind, cut = _one(file, "model"), _one(file, "pre")
     if kind is None or kind in ("none", "no_vocab"):
         return [f"'{file.path}' has no tokenizer: name a folder with one, --tokenizer"]
     if kind not in ("gpt2", "llama"):
@@ -87,15 +90,18 @@ def tokenizer_json(file: GGUFFile) -> bytes:
     if reasons := unsupported(file):
         raise TokenizerError("load a tokenizer", "; ".join(reasons), "name a folder with one: --tokenizer")
     tokens = _texts(file, "tokens")
-    types = file.metadata.get(f"{_KEY}token_type")
-    kinds = [1] * len(tokens) if types is None else [int(kind) for kind in types]
+    kinds = _numbers(file, "token_type", "iu")
+    if kinds is None:
+        kinds = [1] * len(tokens)
     if not tokens or len(kinds) != len(tokens):
         raise _bad(file, f"it has {len(tokens)} tokens and {len(kinds)} types of them")
     parts = _byte_level(file, tokens) if file.metadata[f"{_KEY}model"] == "gpt2" else _sentences(file, tokens, kinds)
+    # Of Phi-3's, as its tokenizer.json and llama.cpp have it: blanks and line ends behind them are theirs.
+    phi3 = file.metadata.get("general.architecture") == "phi3" and file.metadata[f"{_KEY}model"] == "llama"
     added = [
         {
             "id": place, "content": token, "special": kind == _CONTROL, "normalized": False, "single_word": False,
-            "lstrip": False, "rstrip": False,
+            "lstrip": False, "rstrip": phi3 and token not in _PHI_PLAIN,
         }
         for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (_CONTROL, _USER) and token
@@ -106,6 +112,24 @@ def tokenizer_json(file: GGUFFile) -> bytes:
 
 def _bad(file: GGUFFile, found: str) -> TokenizerError:
     return TokenizerError(f"load the tokenizer of '{file.path}'", found, "convert the model again, or --tokenizer")
+
+
+def _one(file: GGUFFile, key: str, default: Any = None) -> Any:
+    """A value that is no array."""
+    found = file.metadata.get(_KEY + key, default)
+    if isinstance(found, (np.ndarray, list)):
+        raise _bad(file, f"its {_KEY}{key} is an array")
+    return found
+
+
+def _numbers(file: GGUFFile, key: str, kinds: str) -> list[Any] | None:
+    """An array of numbers of some of numpy's kinds; None where there is none."""
+    found = file.metadata.get(_KEY + key)
+    if found is None:
+        return None
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in kinds or not np.isfinite(found).all():
+        raise _bad(file, f"its {_KEY}{key} is no array of numbers, as it has to be")
+    return list(found.tolist())
 
 
 def _texts(file: GGUFFile, key: str) -> list[str]:
@@ -120,10 +144,10 @@ def _around(file: GGUFFile, bos: bool) -> dict[str, Any] | None:
     ends = {}
     for end, default in (("bos", bos), ("eos", False)):
         token = file.metadata.get(f"{_KEY}{end}_token_id")
-        if file.metadata.get(f"{_KEY}add_{end}_token", default) and isinstance(token, int):
+        if _one(file, f"add_{end}_token", default) and token is not None:
             tokens = _texts(file, "tokens")
-            if not 0 <= token < len(tokens):
-                raise _bad(file, f"its {end} token {token} is none of {len(tokens)}")
+            if not isinstance(token, int) or not 0 <= token < len(tokens):
+                raise _bad(file, f"its {end} token {token!r:.80} is none of {len(tokens)}")
             ends[end] = {"id": tokens[token], "ids": [token], "tokens": [tokens[token]]}
     if not ends:
         return None
@@ -153,16 +177,22 @@ def _byte_level(file: GGUFFile, tokens: Sequence[str]) -> dict[str, Any]:
     if cut in _DIGITS:
         steps.append({"type": "Digits", "individual_digits": True})
     steps.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": own})
-    merges = [merge.split(" ", 1) for merge in _texts(file, "merges")]
-    if any(len(merge) != 2 for merge in merges):
-        raise _bad(file, "a merge is no pair of tokens")
     return {
         "normalizer": {"type": "NFC"} if _SPLITS.get(cut) == _QWEN_2 else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "post_processor": _around(file, cut in _WITH_BOS),
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "model": _bpe(tokens, merges, ignore_merges=cut in _WHOLE_FIRST),
+        "model": _bpe(tokens, _pairs(file, tokens), ignore_merges=cut in _WHOLE_FIRST),
     }
+
+
+def _pairs(file: GGUFFile, tokens: Sequence[str]) -> list[list[str]]:
+    """The merges, each of two tokens that make a third: the tokenizers library panics where they do not."""
+    merges, known = [merge.split(" ", 1) for merge in _texts(file, "merges")], frozenset(tokens)
+    for merge in merges:
+        if len(merge) != 2 or not known.issuperset((*merge, "".join(merge))):
+            raise _bad(file, f"its merge {' '.join(merge)!r:.80} is no pair of tokens that make another")
+    return merges
 
 
 def _bpe(tokens: Sequence[str], merges: Sequence[Sequence[str]], **more: Any) -> dict[str, Any]:
@@ -173,11 +203,11 @@ def _bpe(tokens: Sequence[str], merges: Sequence[Sequence[str]], **more: Any) ->
 
 
 def _sentences(file: GGUFFile, tokens: Sequence[str], kinds: list[int]) -> dict[str, Any]:
-    scores = file.metadata.get(f"{_KEY}scores")
+    scores = _numbers(file, "scores", "iuf")
     if scores is None or len(scores) != len(tokens):
         raise _bad(file, f"it has {len(tokens)} tokens and {0 if scores is None else len(scores)} scores")
     gemma = file.metadata.get("general.architecture") in _GEMMA
-    order: Sequence[float] = scores.tolist()
+    order: Sequence[float] = scores
     if gemma:
         # Runs of blanks stand as such; and its scores do not tell the order of its merges, the places of tokens do.
         tokens = [MARK * len(token) if token and not token.strip(" ") else token for token in tokens]
@@ -186,7 +216,7 @@ def _sentences(file: GGUFFile, tokens: Sequence[str], kinds: list[int]) -> dict[
             1 if token.strip(MARK) == "" and kind == _USER else kind for token, kind in zip(tokens, kinds, strict=True)
         ]
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
-    prefix = bool(file.metadata.get(f"{_KEY}add_space_prefix", True)) and not gemma
+    prefix = bool(_one(file, "add_space_prefix", True)) and not gemma
     blanks: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": MARK}]
     back: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": MARK}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}
@@ -194,10 +224,8 @@ def _sentences(file: GGUFFile, tokens: Sequence[str], kinds: list[int]) -> dict[
     if prefix:
         blanks.insert(0, {"type": "Prepend", "prepend": MARK})
         back.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    merges = file.metadata.get(f"{_KEY}merges")
-    pairs = (
-        [merge.split(" ", 1) for merge in merges] if isinstance(merges, list) else list(_merges(tokens, kinds, order))
-    )
+    stored = f"{_KEY}merges" in file.metadata
+    pairs: Sequence[Sequence[str]] = _pairs(file, tokens) if stored else list(_merges(tokens, kinds, order))
     return {
         "normalizer": {"type": "Sequence", "normalizers": blanks},
         "pre_tokenizer": None,

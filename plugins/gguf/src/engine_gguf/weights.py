@@ -52,6 +52,12 @@ class GGUFWeights:
                 name = architecture.tensor_name(stored_name)
                 layer = name.rpartition(".")[0]
                 if architecture.neighbours and (count := turned.get(_part(layer))):
+                    if len(tensor) % (2 * count):
+                        raise CheckpointError(
+                            f"read {stored_name} of {path}",
+                            f"its {len(tensor)} rows are no pairs for each of {count} heads",
+                            "convert the model again",
+                        )
                     tensor = halves_of(tensor, count)
                 if multiplies(layer):
                     yield from _each(name, tensor)

@@ -7,7 +7,7 @@ transformers).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -69,15 +69,36 @@ Lower = Annotated[str, BeforeValidator(_lower)]
 Names = list[str] | None
 
 
+def _up_to_boundary(pattern: str) -> str:
+    return rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))"
+
+
 def _plain_by_boundary(layer: str, patterns: Sequence[str]) -> bool:
     """As transformers has it: a name, its beginning up to a dot, a regular expression of these, or its end."""
-    boundary = r"(?:(?<=\.)|(?=\.|$))"
-    return any(re.match(rf"(?:{key}){boundary}", layer) or layer.endswith(key) for key in patterns)
+    return any(re.match(_up_to_boundary(key), layer) or layer.endswith(key) for key in patterns)
+
+
+def _marked(targets: Sequence[str] | None) -> list[str]:
+    """The regular expressions among names: those behind "re:"."""
+    return [target[3:] for target in targets or () if target.startswith("re:")]
+
+
+def _pattern_reasons(
+    field: str, patterns: Iterable[str] | None, whole: Callable[[str], str] = lambda pattern: pattern
+) -> list[str]:
+    """Of regular expressions that are none. whole: what is matched with."""
+    found = []
+    for pattern in patterns or ():
+        try:
+            re.compile(whole(pattern))
+        except (re.error, OverflowError, RecursionError) as error:
+            found.append(f"{field} has {pattern!r:.120}, which is no regular expression: {error}")
+    return found
 
 
 def _matches(layer: str, target: str) -> bool:
     """As compressed-tensors has it: a name, or a regular expression behind "re:"."""
-    return re.match(target[3:], layer) is not None if target.startswith("re:") else target == layer
+    return target == layer or any(re.match(pattern, layer) for pattern in _marked([target]))
 
 
 def _not_one_of(what: str, found: Any, known: Sequence[Any]) -> list[str]:
@@ -112,16 +133,26 @@ def _group_reasons(method: str, size: int) -> list[str]:
     return [] if size == -1 or size > 0 else [f"{method}'s group_size is {size}; it has to be -1 or more than 0"]
 
 
+class Differing(BaseModel):
+    """What GPTQModel's `dynamic` says of some layers; None: as of all."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    bits: int | None = None
+    group_size: int | None = None
+    desc_act: bool | None = None
+
+
 class Gptq(Method):
     """AutoGPTQ and GPTQModel: 4 or 8 bits, groups of inputs in whatever order (Frantar et al. 2022)."""
 
     bits: int = 4
     group_size: int = 128
     desc_act: bool = False
-    sym: bool = True
     lm_head: bool = False
+    is_marlin_format: bool | None = None
     checkpoint_format: Lower = Field("gptq", validation_alias=AliasChoices("checkpoint_format", "format"))
-    dynamic: dict[str, dict[str, Any] | bool] | None = None
+    dynamic: dict[str, Differing | bool] | None = None
     modules_in_block_to_quantize: list[list[str] | str] | None = None
 
     def reasons(self) -> list[str]:
@@ -130,10 +161,15 @@ class Gptq(Method):
             *_not_one_of("GPTQ's checkpoint_format", self.checkpoint_format, ("gptq", "gptq_v2")),
             *_group_reasons("GPTQ", self.group_size),
         ]
+        if self.is_marlin_format:
+            found.append("its weights stand in Marlin's order (is_marlin_format), which is not read")
         for pattern, more in (self.dynamic or {}).items():
-            if isinstance(more, dict) and not pattern.startswith("-:"):
-                found += _not_one_of(f"GPTQ's bits of {pattern!r}", more.get("bits", self.bits), (4, 8))
-        return found
+            if isinstance(more, Differing) and not pattern.startswith("-:"):
+                if more.bits is not None:
+                    found += _not_one_of(f"GPTQ's bits of {pattern!r}", more.bits, (4, 8))
+                if more.group_size is not None:
+                    found += _group_reasons(f"{pattern!r} of GPTQ", more.group_size)
+        return found + _pattern_reasons("GPTQ's dynamic", self.dynamic, _unsigned)
 
     def form(self, layer: str, kind: str) -> Form | None:
         if kind == "head" and not self.lm_head:
@@ -143,18 +179,23 @@ class Gptq(Method):
             return None
         bits, group, ordered = self.bits, self.group_size, self.desc_act
         for pattern, more in (self.dynamic or {}).items():
-            signed = pattern.startswith(("-:", "+:"))
-            if not re.match(pattern[2:] if signed else pattern, layer):
+            if not re.match(_unsigned(pattern), layer):
                 continue
             if pattern.startswith("-:") or more is False:
                 return None
-            if isinstance(more, dict):
-                bits, group = more.get("bits", bits), more.get("group_size", group)
-                ordered = more.get("desc_act", ordered)
+            if isinstance(more, Differing):
+                bits = bits if more.bits is None else more.bits
+                group = group if more.group_size is None else more.group_size
+                ordered = ordered if more.desc_act is None else more.desc_act
             break
         legacy = self.checkpoint_format == "gptq"
         ordered = ordered and group > 0
         return Form("gptq", bits, max(0, group), symmetric=False, ordered=ordered, legacy=legacy)
+
+
+def _unsigned(pattern: str) -> str:
+    """Without what says whether its layers are stored plain."""
+    return pattern[2:] if pattern.startswith(("-:", "+:")) else pattern
 
 
 def _listed(names: list[str] | str) -> list[str]:
@@ -221,7 +262,8 @@ class CompressedTensors(Method):
         for name, group in self.config_groups.items():
             if group.weights is not None:
                 found += [f"{name}: {reason}" for reason in self._group_reasons(group, group.weights)]
-        return found
+            found += _pattern_reasons(f"{name}: targets", _marked(group.targets))
+        return found + _pattern_reasons("ignore", _marked(self.ignore))
 
     def _group_reasons(self, group: Group, of: Numbers) -> list[str]:
         form = self._format(group)
@@ -244,12 +286,18 @@ class CompressedTensors(Method):
             found.append("activations have a fixed scale; whole numbers are read with dynamic ones, or none")
         return found
 
+    def _group(self, layer: str) -> Group | None:
+        """A layer's name goes before a regular expression, and that before its class, in whatever group they are."""
+        groups = self.config_groups.values()
+        named = [group for group in groups if layer in group.targets]
+        matched = [group for group in groups if any(_matches(layer, target) for target in group.targets)]
+        of_class = [group for group in groups if "Linear" in group.targets]
+        return next(iter(named + matched + of_class), None)
+
     def form(self, layer: str, kind: str) -> Form | None:
         if any(_matches(layer, target) for target in self.ignore or ()) or "Linear" in (self.ignore or ()):
             return None
-        by_name = (g for g in self.config_groups.values() if any(_matches(layer, target) for target in g.targets))
-        of_class = (g for g in self.config_groups.values() if "Linear" in g.targets)
-        group = next(by_name, None) or next(of_class, None)
+        group = self._group(layer)
         if group is None or group.weights is None:
             return None
         of, inputs = group.weights, group.input_activations
@@ -289,7 +337,8 @@ class Fp8(Method):
             found.append(f"fp8's weight_block_size is {self.weight_block_size}; it has to be two sizes")
         if self.kv_cache_scheme:
             found.append("it has scales of an 8-bit KV cache (kv_cache_scheme), which are not read")
-        return found
+        found += _pattern_reasons("fp8's ignored_layers", _marked(self.ignored_layers))
+        return found + _pattern_reasons("fp8's modules_to_not_convert", self.modules_to_not_convert, _up_to_boundary)
 
     def form(self, layer: str, kind: str) -> Form | None:
         if any(_matches(layer, target) for target in self.ignored_layers or ()):
@@ -312,6 +361,9 @@ class Mxfp4(Method):
 
     modules_to_not_convert: Names = None
 
+    def reasons(self) -> list[str]:
+        return _pattern_reasons("mxfp4's modules_to_not_convert", self.modules_to_not_convert, _up_to_boundary)
+
     def form(self, layer: str, kind: str) -> Form | None:
         if kind != "expert" or _plain_by_boundary(layer, self.modules_to_not_convert or ()):
             return None
@@ -331,9 +383,11 @@ class Bitsandbytes(Method):
     def reasons(self) -> list[str]:
         if not (self.load_in_4bit or self.load_in_8bit):
             return ["neither load_in_4bit nor load_in_8bit is set"]
+        found = _pattern_reasons("llm_int8_skip_modules", self.llm_int8_skip_modules, _up_to_boundary)
         if not self.load_in_4bit:
-            return []
+            return found
         return [
+            *found,
             *_not_one_of("bnb_4bit_quant_type", self.bnb_4bit_quant_type, ("nf4", "fp4")),
             *_not_one_of("bnb_4bit_quant_storage", self.bnb_4bit_quant_storage.removeprefix("torch."), ("uint8",)),
         ]

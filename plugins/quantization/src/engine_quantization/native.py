@@ -46,7 +46,9 @@ class NativeBody(ReadsStored):
             form = f"codes{codes.bits}"
             if codes.bits == 8 and group_size > MOST_INPUTS:
                 raise refused(layer, f"sums of more than {MOST_INPUTS} products may not fit 32 bits")
-            if codes.bits == 8 and scales.shape[1] == 1 and order is None and bool((zeros == 128).all()):
+            # Not of an expert: whether it may is told by its numbers, and all of a layer's have to be packed alike.
+            plain = codes.bits == 8 and scales.shape[1] == 1 and order is None and layer.kind != "expert"
+            if plain and bool((zeros == 128).all()):
                 form, scales = "int8", scales.float()
         elif codes.bits == 8:
             form = "values8"

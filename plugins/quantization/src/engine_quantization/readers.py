@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -147,8 +148,6 @@ def _scales(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tensor]) 
         return scales.repeat_interleave(torch.tensor(rows, device=scales.device)).unsqueeze(1)
     if form.block == 1:
         return scales
-    if len(layer.names) == 1 and all(part.length < part.total for part in layer.outputs):
-        rows = [part.length for part in layer.outputs]  # each was cut out by itself
     found, start = [], 0
     for length in rows:
         blocks = -(-length // form.block)
@@ -176,12 +175,33 @@ def _group_of(layer: LayerShape, form: Form, order: torch.Tensor) -> torch.Tenso
     if torch.equal(each[0], plain):
         return None if not form.ordered or layer.inputs.length == layer.inputs.total else each[0]
     if form.ordered:
+        counts = torch.bincount(each[0], minlength=groups)
+        whole = layer.inputs.length == layer.inputs.total
+        if bool((counts > size).any()) or (whole and bool((counts[:-1] != size).any())):
+            raise CheckpointError(
+                f"load {_named(layer)}",
+                f"g_idx has groups of {int(counts.min())} to {int(counts.max())} inputs, and quantization_config says "
+                f"that each has {size}",
+                "fetch the file again, or mend group_size in quantization_config",
+            )
         return each[0]
     raise CheckpointError(
         f"load {_named(layer)}",
         "its groups of inputs do not follow one another (g_idx), and the config says that they do",
         "mend desc_act in quantization_config",
     )
+
+
+def _in_words(layer: LayerShape, bits: int) -> None:
+    """Raises CheckpointError where the last word of a name's zeros would not be full."""
+    each = 32 // bits
+    for name, rows in zip(layer.names, _totals(layer), strict=True):
+        if rows % each:
+            raise CheckpointError(
+                f"load {name}",
+                f"it has {rows} outputs, and the codes that stand for zero are stored {each} to a word",
+                f"use a checkpoint whose layers have a multiple of {each} outputs, or one that is symmetric",
+            )
 
 
 # -- AWQ ---------------------------------------------------------------------------------------------------------------
@@ -191,6 +211,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def _awq_tensors(layer: LayerShape, form: Form) -> list[StoredTensor]:
     """qweight int32 [I, O / 8], qzeros int32 [groups, O / 8], scales [groups, O]."""
+    _in_words(layer, 4)
     return [
         *layer.stored("qweight", outputs=8, turned=True, dtypes=INT32),
         *_of_groups(layer, "qzeros", form, outputs=8, turned=True, dtypes=INT32),
@@ -207,6 +228,7 @@ def _awq_codes(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tensor
 def _gptq_tensors(layer: LayerShape, form: Form) -> list[StoredTensor]:
     """qweight int32 [I * bits / 32, O], qzeros int32 [groups, O * bits / 32], scales [groups, O], g_idx int32 [I]."""
     each = 32 // form.bits
+    _in_words(layer, form.bits)
     return [
         *layer.stored("qweight", inputs=each, turned=True, dtypes=INT32),
         *_of_groups(layer, "qzeros", form, outputs=each, turned=True, dtypes=INT32),
@@ -241,6 +263,8 @@ def _packed_tensors(layer: LayerShape, form: Form) -> list[StoredTensor]:
     """weight_packed int32 [O, I * bits / 32], weight_scale [O, groups], weight_zero_point int32 [O * bits / 32,
     groups], weight_g_idx int32 [I], and weight_shape, of two numbers."""
     each = 32 // form.bits
+    if not form.symmetric:
+        _in_words(layer, form.bits)
     zeros = [] if form.symmetric else _of_groups(layer, "weight_zero_point", form, outputs=each, dtypes=INT32)
     return [
         *layer.stored("weight_packed", inputs=each, dtypes=INT32),
@@ -364,7 +388,14 @@ def _bnb4_codes(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tenso
             f"{inputs.length} of its {total} inputs are no whole blocks of {form.group} that share a scale",
             "choose a smaller --tensor-parallel-size, or a checkpoint of another form",
         )
+    values = tensors["weight.quant_map.0"].clone()
     for place, rows in enumerate(_totals(layer)):
+        if not torch.equal(tensors[f"weight.quant_map.{place}"], values):
+            raise CheckpointError(
+                f"load {_named(layer)} as one matrix",
+                "their codes stand for different numbers (quant_map)",
+                "use a checkpoint that stores them alike",
+            )
         state = _state(layer, tensors[f"weight.quant_state.bitsandbytes__{form.values}.{place}"])
         if state.get("blocksize") != form.group or state.get("shape") not in (None, [rows, total]):
             raise CheckpointError(
@@ -377,23 +408,33 @@ def _bnb4_codes(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tenso
         if form.nested:
             outer = tensors[f"weight.nested_absmax.{place}"].repeat_interleave(NESTED)[: len(absmax)]
             inner = tensors[f"weight.nested_quant_map.{place}"][absmax.long()]
-            absmax = inner * outer + float(state["nested_offset"])
+            absmax = inner * outer + _offset(layer.names[place], state)
         whole = nibbles(tensors[f"weight.{place}"].flatten(), high_first=True).view(rows, total)
         first = slice(inputs.start // form.group, (inputs.start + inputs.length) // form.group)
         codes.append(_kept(layer, whole, place)[:, inputs.part])
         scales.append(_kept(layer, absmax.view(rows, -1), place)[:, first])
-    values = tensors["weight.quant_map.0"].clone()
     return Codes(torch.cat(codes), 4, torch.cat(scales), None, values, form.group)
+
+
+def _offset(name: str, state: Mapping[str, Any]) -> float:
+    """What is added to scales that are stored in 8 bits."""
+    offset, size = state.get("nested_offset"), state.get("nested_blocksize")
+    if isinstance(offset, bool) or not isinstance(offset, (int, float)) or not math.isfinite(offset) or size != NESTED:
+        raise CheckpointError(
+            f"load {name}",
+            f"its state says nested_offset {offset!r:.80} and nested_blocksize {size!r:.80}, not a number and {NESTED}",
+            "use a checkpoint that was quantised with the default block sizes, or fetch the file again",
+        )
+    return float(offset)
 
 
 def _state(layer: LayerShape, stored: torch.Tensor) -> dict[str, Any]:
     try:
         found = json.loads(bytes(stored.cpu().tolist()))
-        assert isinstance(found, dict)
-    except (ValueError, AssertionError) as error:
-        raise CheckpointError(
-            f"load {_named(layer)}", "its quant_state is no JSON object", "fetch the file again"
-        ) from error
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"load {_named(layer)}", "its quant_state is no JSON object", "fetch the file again")
     return found
 
 

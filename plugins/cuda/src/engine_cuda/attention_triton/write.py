@@ -132,7 +132,7 @@ def rotated_write_kernel(
         cos, sin = angles
         turned = first * cos[None] - second * sin[None]
         second = second * cos[None] + first * sin[None]
-        offs_h = part * HEADS + tl.arange(0, HEADS)
+        offs_h = (part * HEADS + tl.arange(0, HEADS)).to(tl.int64)
         offs_v = tl.arange(0, BLOCK_D)
         mask_h = (offs_h < heads[1])[:, None]
         mask_v = mask_h & (offs_v < SIZE)[None]

@@ -28,6 +28,6 @@ class TritonOpsBody(
     """See `engine.interfaces.ops.Ops`. Without state; nothing waits for the device, and what is launched and allocated
     depends on shapes alone, so that all of it can be captured."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext | None) -> None:
         self.dependent = depends(context)
-        self.device = context.device
+        self.device = None if context is None else context.device

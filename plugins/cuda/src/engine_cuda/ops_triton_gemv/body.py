@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from engine_cuda.dependents import DEPENDENT, depends
+from engine_cuda.ops_triton.launching import power_of_2
 from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_NORMED, MOST_ROWS, MatrixCut, cut_of
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
 
@@ -89,8 +90,8 @@ def few_rows(
     out = x.new_empty(rows, outputs // 2 if gated else outputs)
     grid, once = cut.grid(outputs)
     few_rows_kernel[(grid,)](
-        x, norm, weight, bias, residual, out, x.stride(0), 0 if residual is None else residual.stride(0), outputs, eps,
-        rows, inputs, cut.outputs, cut.width(inputs), gated, once, dependent, num_warps=cut.warps,
+        x, norm, weight, bias, residual, out, x.stride(0), 0 if residual is None else residual.stride(0), outputs, rows,
+        eps, power_of_2(rows), inputs, cut.outputs, cut.width(inputs), gated, once, dependent, num_warps=cut.warps,
         **(DEPENDENT if dependent else {}),
     )  # fmt: skip
     return out

@@ -18,16 +18,17 @@ import triton.language as tl
 from engine_cuda.ops_triton.launching import start_dependent
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows",))
 def few_rows_kernel(
-    x, norm, weight, bias, residual, out, x_stride, residual_stride, outputs, eps, ROWS: tl.constexpr,
+    x, norm, weight, bias, residual, out, x_stride, residual_stride, outputs, num_rows, eps, ROWS: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, GATED: tl.constexpr, ONCE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y = n @ weight [outputs, INPUTS].T + bias, with n = x [ROWS, INPUTS], or its RMS norm where `norm` is given.
+    """y = n @ weight [outputs, INPUTS].T + bias, with n = x [num_rows, INPUTS], or its RMS norm where `norm` is given.
 
-    out: y [ROWS, outputs]; with a residual y + residual; where GATED silu(y[:, :outputs / 2]) * y[:, outputs / 2:].
-    Everything is rounded where the operations one after the other round it. ROWS is 1 to 4.
+    out: y [num_rows, outputs]; with a residual y + residual; where GATED silu(y[:, :outputs / 2]) * y[:, outputs / 2:].
+    Everything is rounded where the operations one after the other round it. ROWS is 1, 2 or 4: the rows, up to a
+    power of two; of three the last is computed twice and stored once.
 
     Grid: blocks of OUTPUTS outputs, gates and what they multiply in turn where GATED; unless ONCE fewer programs, each
     of which takes one block after another. Inputs lie in pieces of WIDTH.
@@ -43,23 +44,26 @@ def few_rows_kernel(
     if ROWS > 2:
         third = _inputs(x + 2 * x_stride, factors, eps, INPUTS, WIDTH, PIECES)
     if ROWS > 3:
-        fourth = _inputs(x + 3 * x_stride, factors, eps, INPUTS, WIDTH, PIECES)
+        fourth = _inputs(x + (num_rows - 1) * x_stride, factors, eps, INPUTS, WIDTH, PIECES)
     rows = (first, second, third, fourth)
     if ONCE:
         _results(
-            tl.program_id(0), pieces, rows, bias, residual, residual_stride, out, outputs, ROWS, OUTPUTS, PIECES, GATED
-        )
+            tl.program_id(0), pieces, rows, bias, residual, residual_stride, out, outputs, num_rows, ROWS, OUTPUTS,
+            PIECES, GATED,
+        )  # fmt: skip
     else:
         for block in range(tl.program_id(0), tl.cdiv(outputs, OUTPUTS), tl.num_programs(0)):
             now = pieces
             pieces = _block(weight, block + tl.num_programs(0), outputs, INPUTS, OUTPUTS, WIDTH, PIECES, GATED)
-            _results(block, now, rows, bias, residual, residual_stride, out, outputs, ROWS, OUTPUTS, PIECES, GATED)
+            _results(
+                block, now, rows, bias, residual, residual_stride, out, outputs, num_rows, ROWS, OUTPUTS, PIECES, GATED
+            )
 
 
 @triton.jit
 def _results(
-    block, pieces, rows, bias, residual, residual_stride, out, outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
-    PIECES: tl.constexpr, GATED: tl.constexpr,
+    block, pieces, rows, bias, residual, residual_stride, out, outputs, num_rows, ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr, PIECES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """All rows' results of a block."""
     offs_m = _outputs(block, outputs, OUTPUTS, GATED)
@@ -72,9 +76,14 @@ def _results(
             gate, up = tl.split(tl.reshape(y.to(tl.float32), (OUTPUTS // 2, 2)))
             offs = block * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
             acted = (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty)
-            tl.store(out + row * (outputs // 2) + offs, acted, mask=offs < outputs // 2)
+            mask = offs < outputs // 2
+            if row == 3:
+                mask = mask & (num_rows > 3)
+            tl.store(out + row * (outputs // 2) + offs, acted, mask=mask)
         else:
             mask = offs_m < outputs
+            if row == 3:
+                mask = mask & (num_rows > 3)
             if residual is not None:
                 before = tl.load(residual + row * residual_stride + offs_m, mask=mask, other=0.0)
                 y = (y.to(tl.float32) + before.to(tl.float32)).to(out.dtype.element_ty)

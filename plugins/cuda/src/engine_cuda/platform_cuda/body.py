@@ -48,6 +48,13 @@ def most_drafts(start: WorkerStart) -> int:
     return max((int(c.options.get("num_tokens", 0)) for c in start.choices if c.point == "drafter"), default=0)
 
 
+def most_mixed(start: WorkerStart) -> int:
+    """Tokens of the largest step with prompts that is captured; 0 where prompts are of one token, and all steps are as
+    decodes are."""
+    most = start.max_model_len - 1
+    return min(start.max_num_batched_tokens, start.max_num_seqs * most) if most > 1 else 0
+
+
 class CudaPlatformBody:
     """See `engine.interfaces.platform.Platform`. Work is queued on the current stream of the thread that calls.
 
@@ -67,7 +74,7 @@ class CudaPlatformBody:
         start = context.start
         self._max_num_seqs = start.max_num_seqs
         self._useful_tokens = hidden_tokens(start.model.hidden_size, start.parallel.tp)
-        self._most_tokens = min(start.max_num_batched_tokens, start.max_num_seqs * (start.max_model_len - 1))
+        self._most_mixed = most_mixed(start)
         self._most_drafts = most_drafts(context.start)
         try:
             torch.cuda.init()
@@ -104,7 +111,7 @@ class CudaPlatformBody:
             return ()
         if not tokens_per_row:
             mixed = None if self._asked_mixed == "auto" else self._asked_mixed
-            return () if mixed == "never" else token_buckets(self._most_tokens, mixed, self._useful_tokens)
+            return () if mixed == "never" else token_buckets(self._most_mixed, mixed, self._useful_tokens)
         asked = None if self._asked_buckets == "auto" else self._asked_buckets
         return row_buckets(max_num_seqs, asked, tokens_per_row)
 

@@ -27,8 +27,9 @@ class CudaPlatformOptions(BaseModel):
             a warning, where one turns out to do something else; "always" makes that an error; "never" captures nothing.
         capture_mixed: the tokens that steps with prompts in them are padded up to, each captured once, so that their
             launches do not hold up the rows that decode beside; "auto" takes every 64th up to 512 and every 128th up to
-            1,024, as far as a step of this model takes the GPU less time than its launches take the host (some 200 for
-            a hidden size of 4,096); "never" captures none of them. Larger steps run as they are.
+            1,024, as far as a step of this model is estimated to take the GPU less time than its launches take the host
+            (some 200 for a hidden size of 4,096), and at least 128 tokens; "never" captures none of them. Larger steps
+            run as they are, and with a drafter none is captured.
         buckets: numbers of rows that decode steps are padded up to, each captured once; "auto" takes 1, 2, 4, then
             every 8th up to 256 and every 16th up to 512, as far as so many requests run at once; of rows with drafts
             those of 512 tokens at most.

@@ -26,17 +26,18 @@ class LateKernels:
         self.serving = False
         self.seen = 0
         self._other: Any = None
+        self._listens = False
 
     def listen(self) -> None:
-        """What is compiled from now on is a start's."""
+        """What is compiled from now on is a start's. Installed once: who came later may call this one in turn."""
         self.serving = False
-        if find_spec("triton") is None:
+        if self._listens or find_spec("triton") is None:
             return
         from triton import knobs
 
-        if knobs.compilation.listener is not self:
-            self._other = knobs.compilation.listener
-            knobs.compilation.listener = self
+        self._listens = True
+        self._other = knobs.compilation.listener
+        knobs.compilation.listener = self
 
     def __call__(self, *, src: Any, times: Any, cache_hit: bool, **more: Any) -> None:
         """Triton's call behind each compilation; times: of its stages, in microseconds."""

@@ -39,7 +39,7 @@ def graph_bytes(step: int, buckets: Mapping[int, tuple[int, ...]], max_num_seqs:
     the rows that this one draws for: both tokens and logits are no more. One with prompts draws for all of
     these rows at most.
 
-    buckets: row counts, by the tokens of a row; tokens of width 0.
+    buckets: row counts, by the tokens of a row; under 0: token counts of steps with prompts.
     """
     most = max((min(rows[-1], max_num_seqs) * (width or 1) for width, rows in buckets.items() if rows), default=0)
     return step * most // max_num_seqs + GRAPH_BYTES * sum(map(len, buckets.values()))

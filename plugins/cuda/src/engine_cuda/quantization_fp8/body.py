@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from triton.errors import TritonError
 
 from engine.interfaces.quantization import LayerShape, StoredTensor, plain_tensors
 from engine.types.errors import ConfigError
@@ -65,6 +66,7 @@ class Fp8Body:
         """Small products beside float32: what a GPU or its libraries cannot do, or do wrongly (pytorch issue 133334),
         shows before a long load, not behind it. Where kernels are interpreted it shows what torch 2.11 lacks: its
         product on a processor takes one scale alone."""
+        library = f"torch {torch.__version__}"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a processor"
         asked = f"multiply matrices of fp8 on {name}, in {dtype}"
         hint = "it takes a GPU of compute capability 8.9 or later (Ada, Hopper); leave --quantization out"
@@ -78,19 +80,22 @@ class Fp8Body:
         layer = Fp8Layer(codes, scales.expand(1, outputs).contiguous(), outputs, bias)
         # Widened by the host: on one GPU torch 2.11 widened each fourth number of e4m3 to 0.
         held = codes.cpu().float() * layer.scales.T.cpu()
-        for rows in TRIED_ROWS:
+        few = sorted({1, self._few_rows} if self._few_rows else ())
+        tried = [(rows, "the kernel of few rows") for rows in few]
+        for rows, by in [*tried, *((rows, library) for rows in TRIED_ROWS)]:
             x = torch.randn((rows, inputs), generator=random, device=device).to(FP8)
             sizes = 1.0 + torch.arange(rows, device=device).unsqueeze(1) % 5
             try:
-                found = self._multiply(x, sizes, layer, dtype)
-            except (RuntimeError, ValueError) as error:
-                raise ConfigError(
-                    asked, f"torch {torch.__version__} says: {str(error).splitlines()[0]}", hint
-                ) from error
+                if by == library:
+                    found = self._multiply(x, sizes, layer, dtype)
+                else:
+                    found = self.linear((x.float() * sizes).to(dtype), layer)
+            except (RuntimeError, ValueError, TritonError) as error:
+                raise ConfigError(asked, f"{by} says: {str(error).strip().splitlines()[0]}", hint) from error
             expected = x.cpu().float() * sizes.cpu() @ held.T + bias.cpu().float()
             apart = (found.cpu().float() - expected).abs().amax(1) / expected.abs().amax(1)
             if not bool((apart <= NEAR).all()):
-                wrong = f"torch {torch.__version__} computes {rows} x {inputs} x {outputs} wrongly"
+                wrong = f"{by} computes {rows} x {inputs} x {outputs} wrongly"
                 raise ConfigError(
                     asked, f"{wrong}: {float(apart.max()):.2g} of the largest number beside float32", hint
                 )

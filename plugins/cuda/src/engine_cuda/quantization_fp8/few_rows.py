@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from engine_cuda.interpreter import interpreted
+from engine_cuda.ops_triton.launching import power_of_2
 
 INTERPRETED = interpreted()
 WARPS = 4
@@ -34,12 +35,13 @@ def _sums(piece, inputs, mask_n, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, VEC
     return tl.sum(tl.reshape(piece * row[None], (OUTPUTS, WIDTH // VECTOR, VECTOR)), 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def few_rows_kernel(
-    x, codes, scales, bias, out, x_stride, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr,
+    x, codes, scales, bias, out, x_stride, outputs, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """out [ROWS, outputs] = x [ROWS, COLUMNS] @ (scales * codes [.., INPUTS]).T + bias. ROWS is 1 to 4.
+    """out [rows, outputs] = x [rows, COLUMNS] @ (scales * codes [.., INPUTS]).T + bias. ROWS is 1, 2 or 4: rows, up
+    to a power of two; of three the last is computed twice and stored once.
 
     Grid: blocks of OUTPUTS outputs, each of which goes through the inputs WIDTH at a time; codes behind x's columns are
     zeros.
@@ -66,7 +68,7 @@ def few_rows_kernel(
         if ROWS > 2:
             third += _sums(piece, inputs + 2 * x_stride, mask_n, OUTPUTS, WIDTH, VECTOR)
         if ROWS > 3:
-            fourth += _sums(piece, inputs + 3 * x_stride, mask_n, OUTPUTS, WIDTH, VECTOR)
+            fourth += _sums(piece, inputs + (rows - 1) * x_stride, mask_n, OUTPUTS, WIDTH, VECTOR)
     scale = tl.load(scales + offs_m, mask=mask_m, other=0.0)
     added = tl.zeros((OUTPUTS,), tl.float32)
     if bias is not None:
@@ -78,7 +80,7 @@ def few_rows_kernel(
     if ROWS > 2:
         tl.store(out + 2 * outputs + offs_m, (tl.sum(third, 1) * scale + added).to(dtype), mask=mask_m)
     if ROWS > 3:
-        tl.store(out + 3 * outputs + offs_m, (tl.sum(fourth, 1) * scale + added).to(dtype), mask=mask_m)
+        tl.store(out + 3 * outputs + offs_m, (tl.sum(fourth, 1) * scale + added).to(dtype), mask=mask_m & (rows > 3))
 
 
 def blocks(outputs: int, inputs: int) -> tuple[int, int]:
@@ -108,6 +110,7 @@ def few_rows(
     if INTERPRETED:  # it takes as long for one output as for many
         block = 512
     few_rows_kernel[(triton.cdiv(outputs, block),)](
-        x, codes, scales, bias, out, x.stride(0), outputs, rows, columns, inputs, block, width, VECTOR, num_warps=WARPS
-    )
+        x, codes, scales, bias, out, x.stride(0), outputs, rows, power_of_2(rows), columns, inputs, block, width,
+        VECTOR, num_warps=WARPS,
+    )  # fmt: skip
     return out
