@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,8 @@ def adapting(request: pytest.FixtureRequest) -> Iterator[LLM]:
     rows = Rows()
     with pytest.MonkeyPatch.context() as patch:
         with_part(rows, patch)
-        made = partial(assemble.ModelContext, adapters=ToyAdapters(rows.active))
-        patch.setattr(assemble, "ModelContext", made)
+        made, toys = assemble.ModelContext, ToyAdapters(rows.active)
+        patch.setattr(assemble, "ModelContext", lambda *args, **named: made(*args, **{**named, "adapters": toys}))
         llm = engine(**settings)
     with llm:
         yield llm

@@ -177,7 +177,7 @@ def test_linear_of_any_shape(dtype: torch.dtype, rows: int, outputs: int, inputs
         scratch = torch.full((packed.layout.scratch_bytes(rows) + 64,), 77, dtype=torch.uint8)
         linear._ops.linear(
             packed.layout, DTYPE_NUMBERS[dtype], x.data_ptr(), inputs, rows, packed.weight.data_ptr(), 0, 0,
-            out[1:].data_ptr(), scratch.data_ptr(),
+            out[1:].data_ptr(), outputs, scratch.data_ptr(),
         )  # fmt: skip
         assert torch.equal(out[1:-1], expected), level
         assert (out[0] == out[-1]).all() and out[0, 0] == torch.tensor(-7777, dtype=dtype)
