@@ -25,7 +25,7 @@ class Inner:
 
 
 def attention(group: int) -> LayerAttention:
-    layer = AttentionLayer(index=0, group=SimpleNamespace(index=group), need=None, scale=1.0)  # type: ignore[arg-type]
+    layer = AttentionLayer(index=0, group=SimpleNamespace(index=group, kind="full"), need=None, scale=1.0)  # type: ignore[arg-type]
     return LayerAttention(layer, None, [])  # type: ignore[arg-type]
 
 

@@ -17,6 +17,9 @@ from engine_server.errors import APIError
 from engine_server.state import ServerState
 
 
+NO_ADAPTERS: Any = SimpleNamespace(get=lambda name: None, names=())
+
+
 class Engine:
     """Tokenises when it may; `queue_length` is what was queued."""
 
@@ -36,10 +39,10 @@ class Engine:
 
 async def test_no_more_come_than_may_while_prompts_are_tokenised() -> None:
     engine, settings = Engine(), SimpleNamespace(max_queue=4, share_prefix_cache=True)
-    state = ServerState(engine, *([None] * 4))  # type: ignore[arg-type]
+    state = ServerState(engine, NO_ADAPTERS, *([None] * 4))  # type: ignore[arg-type]
     object.__setattr__(state, "settings", settings)
     request: Any = SimpleNamespace(scope={"state": {}})
-    body: Any = SimpleNamespace(priority=0, timeout=None)
+    body: Any = SimpleNamespace(priority=0, timeout=None, model=None)
 
     def ask(n: int) -> asyncio.Task[Any]:
         assert state.admit(None) == "tiny"
@@ -72,7 +75,7 @@ async def test_what_a_client_retains_counts_for_its_api_key() -> None:
         return []
 
     engine.submit_all = submit_all  # type: ignore[method-assign]
-    state = ServerState(engine, *([None] * 4))  # type: ignore[arg-type]
+    state = ServerState(engine, NO_ADAPTERS, *([None] * 4))  # type: ignore[arg-type]
     body: Any = GeneratingBody.model_validate({"kv_retention": {"pin": True, "session": "a"}})
     for share in (True, False):
         object.__setattr__(state, "settings", SimpleNamespace(max_queue=4, share_prefix_cache=share))

@@ -67,7 +67,7 @@ def test_a_driver_is_bound_to_the_kinds_that_it_serves() -> None:
     assert bound("absmax", runner="pooling") == {"linear": "absmax"}  # there is no head
 
 
-class Stored(QuantizationCard):
+class Kept(QuantizationCard):
     """A stranger's, that reads what is stored in its form."""
 
     kinds = frozenset({"linear"})
@@ -79,7 +79,7 @@ class Stored(QuantizationCard):
         return stored.get("quant_method") == "moon"
 
 
-class Fast(Stored):
+class Fast(Kept):
     """Faster, where it runs."""
 
     priority = 10
@@ -89,7 +89,7 @@ class Fast(Stored):
         return [] if need.dtype == "bfloat16" else [f"dtype {need.dtype} is not bfloat16"]
 
 
-class Careless(Stored):
+class Careless(Kept):
     """Takes every form for one with groups."""
 
     @classmethod
@@ -97,15 +97,13 @@ class Careless(Stored):
         return bool(stored["groups"])
 
 
-class Experts(Stored):
+class Experts(Kept):
     """Reads the form, but of other layers than the model's."""
 
     kinds = frozenset({"experts"})
 
 
-def of_stored(
-    folder: Path, method: str, drivers: Sequence[str] = ("Stored", "Fast"), **settings: Any
-) -> dict[str, str]:
+def of_stored(folder: Path, method: str, drivers: Sequence[str] = ("Kept", "Fast"), **settings: Any) -> dict[str, str]:
     """As `bound`, of a checkpoint whose weights are stored in this form."""
     import sys
 
@@ -129,8 +127,8 @@ def folder(checkpoints: Checkpoints, tmp_path: Path) -> Path:
 def test_the_form_in_which_weights_are_stored_names_the_driver(folder: Path) -> None:
     """By priority, the first that claims it and fits."""
     assert of_stored(folder, "moon") == {"linear": "fast"}
-    assert of_stored(folder, "moon", dtype="float32") == {"linear": "stored"}
-    assert of_stored(folder, "moon", quantization="stored") == {"linear": "stored"}
+    assert of_stored(folder, "moon", dtype="float32") == {"linear": "kept"}
+    assert of_stored(folder, "moon", quantization="kept") == {"linear": "kept"}
 
 
 def test_stored_weights_that_nobody_reads_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,15 +151,15 @@ def test_stored_weights_that_nobody_reads_are_refused(folder: Path, monkeypatch:
 
 
 def test_a_card_that_breaks_over_anothers_form_is_passed_over(folder: Path) -> None:
-    assert of_stored(folder, "moon", ["Careless", "Stored"]) == {"linear": "stored"}
+    assert of_stored(folder, "moon", ["Careless", "Kept"]) == {"linear": "kept"}
     with pytest.raises(UnsupportedModelError, match=r"careless .*broken: its mismatches\(\) raised KeyError: 'groups'"):
         of_stored(folder, "moon", ["Careless"])
 
 
 def test_a_driver_of_a_stored_form_rounds_nothing(folder: Path) -> None:
-    extra = (Candidate("quantization", "stored", 0, "stranger", "1", f"{__name__}:Stored"),)
+    extra = (Candidate("quantization", "kept", 0, "stranger", "1", f"{__name__}:Kept"),)
     with pytest.raises(UnfitDriverError, match="the weights are plain, and it rounds none"):
-        launch(EngineConfig(model=str(folder), quantization="stored"), Registry.discover(extra=extra))
+        launch(EngineConfig(model=str(folder), quantization="kept"), Registry.discover(extra=extra))
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
