@@ -88,6 +88,7 @@ def test_containers_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
         (file_of(sound(0.1), 400_000), "400000 samples a second"),
         (file_of(np.full(100, np.nan, np.float32), subtype="FLOAT"), "finite"),
     ],
+    ids=["empty", "text", "a list", "no samples", "too long", "too fast", "not finite"],  # files hold the time of day
 )
 def test_what_is_refused(content: bytes, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):

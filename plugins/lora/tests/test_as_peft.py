@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_engine import ADAPTED, PROMPTS, SETTINGS, generated, tokens_of
+from test_adapted_engine import ADAPTED, PROMPTS, SETTINGS, generated, tokens_of
 
 from engine import LLM
 from engine_lora import LoRARequest

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from small_adapters import products, write_adapter, write_model
-from test_engine import ADAPTED, SETTINGS, generated
+from test_adapted_engine import ADAPTED, SETTINGS, generated
 
 from engine.embedding import AsyncLLM, EngineConfig
 from engine.types.errors import ConfigError
