@@ -110,8 +110,9 @@ class Places:
     def ended(self, request: Adapted) -> None:
         """See `AdapterCore`."""
         if request.place and request.adapter is not None:
-            self._known[request.adapter.identity].users -= 1
             request.place = 0
+            if (known := self._known.get(request.adapter.identity)) is not None:  # none is, once it was shut down
+                known.users -= 1
 
     def shutdown(self) -> None:
         """See `AdapterCore`: what workers have goes with them."""
@@ -149,10 +150,11 @@ class Places:
 
     # -- within --------------------------------------------------------------------------------------------------------
     def _know(self, adapter: Adapter) -> Known:
-        """The adapter, which is read if it is not; others make way for it in the host's memory where they can."""
+        """The adapter, which is read if it is not; others make way for it in the host's memory where they can: those
+        that are still being read do not, as somebody waits for their error."""
         identity = adapter.identity
         if (known := self._known.get(identity)) is None:
-            spare = [one for one in self._known.values() if not (one.users or one.waiting)]
+            spare = [one for one in self._known.values() if one.read and not (one.users or one.waiting)]
             for one in spare[: max(0, len(self._known) + 1 - self._most_on_host)]:
                 self._forget(one)
             known = self._known[identity] = Known(adapter)
