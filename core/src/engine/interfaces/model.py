@@ -2,7 +2,7 @@
 serves architectures which it does not name. Where several offer a name, the one that fits and has the highest priority
 is taken.
 
-Minor version 2 added `ModelContext.state`; 3 `cross_attention` and `Model.encode`, and relative biases."""
+Minor version 2 added `ModelContext.state`; 3 `cross_attention`, `Model.encode` and relative biases; 4 `wanted`."""
 
 from __future__ import annotations
 

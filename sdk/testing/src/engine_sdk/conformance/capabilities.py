@@ -474,7 +474,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("tensor parallel over {} ranks", "tensor_parallel", "(.*)"),
             Capability(
                 "pipeline stages, listeners between layers",
-                "the_walk_owns_the_layers the_walk_cuts_stages the_walk_selects_tokens",
+                "the_walk_owns_the_layers the_walk_cuts_stages the_walk_selects_tokens wanted_rows",
             ),
             Capability("operations alone, so that steps can be captured", "computes_through_operations_alone"),
         ),

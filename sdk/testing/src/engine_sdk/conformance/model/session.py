@@ -140,12 +140,14 @@ class Session:
 
     @torch.inference_mode()
     def forward(self, state: State, walk: LayerIterator | None = None) -> torch.Tensor:
-        """The final hidden states [T, H]."""
+        """The final hidden states [T, H]; where the model has taken `wanted` from the state, those of these tokens."""
+        tokens, wanted = state["token_ids"], state.get("wanted")
         with self._guard or nullcontext():
             hidden = self.model.forward(state, walk or every_layer)
+        rows = len(tokens) if wanted is None or "wanted" in state else len(wanted)
         model = self.description
         assert hidden is not None, "the whole model is one stage, and gives hidden states"
-        assert tuple(hidden.shape) == (len(state["token_ids"]), model.hidden_size), f"hidden is {list(hidden.shape)}"
+        assert tuple(hidden.shape) == (rows, model.hidden_size), f"hidden is {list(hidden.shape)}"
         assert hidden.dtype == self.layers.dtype, f"hidden is {hidden.dtype}"
         return hidden
 

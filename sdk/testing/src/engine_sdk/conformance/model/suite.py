@@ -45,6 +45,15 @@ class ModelConformance(WalkedSuite):
         assert len(found) == kept, f"of {kept} selected tokens {len(found)} come back"
         self.near(found.double().cpu(), self.alone(ids)[:kept])
 
+    def test_wanted_rows(self) -> None:
+        """Told which hidden states are `wanted`, it gives these alone and takes the name away, or gives all."""
+        ids, places, session = self.ids(9), [3, 8], self.session()
+        state = session.state([Part(Request(), ids)])
+        state["wanted"] = torch.tensor(places, device=state["positions"].device)
+        hidden = session.forward(state)
+        found = session.heads(hidden[places] if "wanted" in state else hidden)
+        self.near(found.double().cpu(), self.alone(ids)[places])
+
     # -- one request -------------------------------------------------------------------------------------------------
     def test_chunked_prefill(self) -> None:
         """A prompt in pieces gives what it gives at once, wherever it is cut."""
