@@ -132,7 +132,7 @@ def _importing(what: str, value: str, where: str, candidate: Candidate | None, r
     """Makes of whatever an import raises a DriverImportError."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, GeneratorExit):  # a signal may come between the generator's start and the `with` block
         raise
     except BaseException as error:
         cause = f"{type(error).__name__}: {error}".removesuffix(": ")

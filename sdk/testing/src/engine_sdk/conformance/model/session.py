@@ -141,9 +141,10 @@ class Session:
     @torch.inference_mode()
     def forward(self, state: State, walk: LayerIterator | None = None) -> torch.Tensor:
         """The final hidden states [T, H]; where the model has taken `wanted` from the state, those of these tokens."""
-        tokens, wanted = state["token_ids"], state.get("wanted")
+        wanted = state.get("wanted")
         with self._guard or nullcontext():
             hidden = self.model.forward(state, walk or every_layer)
+        tokens = state["token_ids"]  # a walk may have left out some
         rows = len(tokens) if wanted is None or "wanted" in state else len(wanted)
         model = self.description
         assert hidden is not None, "the whole model is one stage, and gives hidden states"
