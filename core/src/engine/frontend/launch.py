@@ -28,7 +28,6 @@ from engine.frontend.needs import (
     preemption_mode,
     template_source,
 )
-from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.adapter import AdapterNeed
 from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.model import ModelNeed
@@ -122,9 +121,9 @@ class Launch:
         return not template or re.search(r"\btools\b", template) is not None
 
     @cached_property
-    def constraints(self) -> ConstraintCheck:
-        """What the grammar drivers at work can enforce."""
-        return ConstraintCheck(self.chosen(points.GRAMMAR))
+    def constraints(self) -> Any:
+        """What the grammar drivers at work can enforce, of ours an `engine_kit.request_checks.ConstraintCheck`."""
+        return brought("request_checks", "take requests").ConstraintCheck(self.chosen(points.GRAMMAR))
 
     @property
     def max_model_len(self) -> int:
