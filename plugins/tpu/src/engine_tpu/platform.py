@@ -57,6 +57,7 @@ class TpuPlatform(PlatformCard):
     by_name = True
     framework = "jax"
     worker = "engine_tpu.worker:JaxWorker"
+    body = worker
     own_points = OWN_POINTS
     Options = TpuOptions
 

@@ -6,8 +6,8 @@ from engine.interfaces.model import ModelCard, ModelNeed
 from engine_reference.models import llama_card
 
 _DIVIDED = (
-    "the worker divides a model over its own devices, in one process: leave --tensor-parallel-size and "
-    "--pipeline-parallel-size out"
+    "the worker is one process, which divides a model over its own devices: leave the settings for ranks out, such as "
+    "--tensor-parallel-size"
 )
 
 
@@ -26,7 +26,7 @@ class JaxModel(ModelCard):
     def unsupported(cls, need: ModelNeed) -> list[str]:
         """Those of the same model for torch, and what this worker does without."""
         reasons = super().unsupported(need)
-        if need.parallel.tp > 1 or need.parallel.pp > 1:
+        if need.parallel.world > 1 or need.parallel.ep_size > 1:
             reasons.append(_DIVIDED)
         if stored := need.config.get("quantization_config"):
             method = stored.get("quant_method") if isinstance(stored, dict) else stored

@@ -74,7 +74,9 @@ class Decoder:
         self._shards = shards
         self._form = form_of(model)
         self._eps = number(config, "rms_norm_eps", 1e-6)
-        self._heads, self._kv_heads, self._head_size = model.num_q_heads, spec.num_kv_heads, spec.head_size
+        self._heads = model.num_q_heads
+        self._kv_heads = spec.num_kv_heads
+        self._head_size = spec.head_size
         self._inner = integer(config, "intermediate_size")
         self._vocab = -(-model.vocab_size // shards.size) * shards.size
         self._length = max_model_len
@@ -90,7 +92,7 @@ class Decoder:
     # -- weights -----------------------------------------------------------------------------------------------------
     def load(self, tensors: Tensors) -> Params:
         """The model's arrays. Raises CheckpointError as `Tensors.check`."""
-        model, shards = self._model, self._shards
+        model = self._model
         embed = self._vocabulary(tensors, "model.embed_tokens.weight")
         params: Params = {
             "embed": embed,
@@ -101,7 +103,6 @@ class Decoder:
         if not self._form.tied:
             params["head"] = self._vocabulary(tensors, "lm_head.weight")
         tensors.check(("lm_head.weight",) if self._form.tied else ())
-        del shards
         return params
 
     def _rope(self) -> jax.Array:
