@@ -235,7 +235,8 @@ class Adapters(Protocol):
     """All adapters of one worker. Linear layers ask for theirs; models themselves know of none."""
 
     def layer(self, shape: LayerShape) -> AdapterLayer | None:
-        """That of a layer; None where it is never adapted. Asked once, while the model is built."""
+        """That of a layer; None where it is never adapted. Asked once, while the model is built; also of embeddings,
+        kind "embedding", whose x are ids [T]: of this rank's inputs, or of others, for which it adds nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
