@@ -1,7 +1,7 @@
 """What adapters add to the experts of a mixture.
 
-The rows that experts compute, each its own, are those of as many adapters as there are pairs of an adapter and an expert:
-the operation that adapts linear layers computes them so, sorted by both.
+The rows that experts compute, each its own, are those of as many adapters as there are pairs of an adapter and an
+expert: the operation that adapts linear layers computes them so, sorted by both.
 """
 
 from __future__ import annotations
