@@ -394,7 +394,7 @@ class Rank:
         )  # fmt: skip
         self.layers = Layers(cast(ModelContext, given))
         self.device = given.device
-        given.adapters = Asked(self.half)
+        given.adapters = AskedLayers(self.half)
         model = cast(ModelContext, given)
         self.embedding = Embedding(model, VOCAB, HIDDEN, "e")
         self.head = LMHead(model, VOCAB, HIDDEN, "h")
@@ -403,7 +403,7 @@ class Rank:
         load_weights(self.head, [("h.weight", torch.from_numpy(ends()["h"]))])
 
 
-class Asked:
+class AskedLayers:
     """Passes on what layers ask for. `all`: whether each of them got something."""
 
     def __init__(self, half: AdapterWorker) -> None:
