@@ -6,12 +6,10 @@ expert: the operation that adapts linear layers computes them so, sorted by both
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
-
-if TYPE_CHECKING:
-    from engine_lora.worker import Worker
 
 
 class Tokens(NamedTuple):
@@ -26,18 +24,28 @@ class AdaptedExperts:
 
     Args:
         memories: of the first projections and of the second ones, with a place for each expert of each adapter.
-        count: of experts. groups: of places in a memory.
+        count: of experts. groups: int64 [places in a memory + 1], 0, 1, 2, ...
+        places: of the step's tokens int64 [n], their adapters' places; None where nobody has an adapter.
+        add: operation `lora_add`.
     """
 
-    def __init__(self, worker: Worker, memories: tuple[Any, Any], count: int, groups: int) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        memories: tuple[Any, Any],
+        count: int,
+        groups: torch.Tensor,
+        places: Callable[[torch.Tensor], torch.Tensor | None],
+        add: Callable[..., Any],
+    ) -> None:
         self._memories = memories
         self._count = count
-        self._groups = torch.arange(groups + 1, device=worker.device)
+        self._groups = groups
+        self._places = places
+        self._add = add
 
     def rows(self, tokens: torch.Tensor, experts: torch.Tensor) -> Tokens | None:
         """See there."""
-        place = self._worker.places_of(tokens)
+        place = self._places(tokens)
         if place is None:
             return None
         group = torch.where(place > 0, (place - 1) * self._count + experts, len(self._groups))
@@ -48,4 +56,4 @@ class AdaptedExperts:
         """See there."""
         if rows is None:
             return y
-        return cast(torch.Tensor, self._worker.ops.lora_add(x, y, self._memories[last], *rows))
+        return cast(torch.Tensor, self._add(x, y, self._memories[last], *rows))

@@ -176,7 +176,8 @@ class Worker(AdapterWorker):
                 self._add_layer(shape, Site(partial(self.ops.lora_pack, memory), place))
             self._model.stacks.append(_stack(shapes, stacked, bool(memories), layers))
             memories.append(memory)
-        return AdaptedExperts(self, (memories[0], memories[1]), count, self._max_loras * count)
+        groups = torch.arange(self._max_loras * count + 1, device=self.device)
+        return AdaptedExperts((memories[0], memories[1]), count, groups, self._places_of, self.ops.lora_add)
 
     def _memory(self, inputs: int, outputs: Sequence[int], places: int) -> Any:
         return self.ops.lora_memory(inputs, outputs, places, self._max_rank, self._dtype)
@@ -244,7 +245,7 @@ class Worker(AdapterWorker):
                 point="model",
             )
 
-    def places_of(self, tokens: torch.Tensor) -> torch.Tensor | None:
+    def _places_of(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """int64 [n], of the step's tokens int64 [n]; None where nobody has an adapter."""
         if not len(self._place_of_token):
             return None
