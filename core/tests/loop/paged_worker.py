@@ -381,7 +381,7 @@ class PagedWorker:
     def _check_form(self, plan: StepPlan) -> None:
         self.num_steps += 1
         assert plan.step_id == self.num_steps
-        assert (plan.num_rows > 0 or plan.sections) and (plan.num_tokens > 0).all()
+        assert (plan.num_rows > 0 or plan.sections or plan.idle_tokens) and (plan.num_tokens > 0).all()
         encoded = sum(new.encoder.num_tokens for new in plan.new_slots if new.encoder is not None)
         assert plan.total_tokens + encoded <= self.max_num_batched_tokens
         assert np.unique(plan.slot_of_row).size == plan.num_rows, "a slot has two rows"

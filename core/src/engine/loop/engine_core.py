@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.interfaces.executor import Executor, StepFuture
+    from engine.interfaces.lockstep import Lockstep
     from engine.plugin import HookRelay
     from engine.types.kv import PageMap
     from engine.types.plan import StepPlan
@@ -49,6 +51,7 @@ class EngineCore:
         hooks: the relay of the core's process.
         choices: the drivers at work, for the error where a step fails.
         drawing_rank: of the executor's, one that draws tokens.
+        lockstep: with which other cores it steps; None: it steps by itself.
 
     Attributes:
         calls: what frontends may call, by name. Parts of the core add theirs: arguments and answers are plain data, or
@@ -65,6 +68,7 @@ class EngineCore:
         hooks: HookRelay | None = None,
         choices: Sequence[Choice] = (),
         drawing_rank: int = 0,
+        lockstep: Lockstep | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -75,6 +79,7 @@ class EngineCore:
         self._hooks = hooks
         self._choices = choices
         self._drawing_rank = drawing_rank
+        self.lockstep = lockstep
         self._checked_idle = True
         if hooks is not None and hooks.kv_events:
             scheduler.kv.record_events()
@@ -97,7 +102,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or (self.lockstep is not None and self.lockstep.awake)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
     def step(self) -> CoreOutputs:
@@ -117,6 +122,8 @@ class EngineCore:
             while self._unmasked is not None:
                 self._take_oldest()
             plan = self.scheduler.schedule()
+            if self.lockstep is not None:
+                plan = self._agreed(plan, self.lockstep)
             if plan is not None:
                 self._futures.append(self.executor.execute(plan))
                 if plan.masks_follow:
@@ -135,6 +142,30 @@ class EngineCore:
         self._outputs = []
         self._num_tokens = 0
         return news
+
+    def _agreed(self, plan: StepPlan | None, lockstep: Lockstep) -> StepPlan | None:
+        """The plan, or one of padding, as all cores are to compute it together. None where nothing is to be launched:
+        a result has to come first, or all sleep."""
+        waits = self._futures and any(under_way.num_rows for under_way in self.scheduler.outstanding)
+        if plan is None and (waits or not lockstep.awake):
+            return None
+        rows, decodes = (0, 0) if plan is None else (plan.num_rows, plan.num_decodes)
+        agreed = lockstep.agree(0 if plan is None else plan.total_tokens, rows == decodes)
+        if agreed is None:
+            return None if rows else plan
+        plan = self.scheduler.idle() if plan is None else plan
+        plan.lockstep = agreed.tokens
+        plan.decodes = agreed.decodes
+        plan.idle_tokens = 0 if rows else int(agreed.tokens[lockstep.rank])
+        return plan
+
+    def wind_down(self, seconds: float = 1.0) -> None:
+        """Before `shutdown`: end all requests, and step on until the others have nothing to compute either."""
+        if self.lockstep is not None and self._dead is None:
+            self.abort(list(self.scheduler.requests))
+            until = time.monotonic() + seconds
+            while self.has_work() and not (self._dead or self.lockstep.gone()) and time.monotonic() < until:
+                self.step()
 
     def _tell_kv_events(self) -> None:
         log = self.scheduler.kv.index.events
@@ -178,12 +209,13 @@ class EngineCore:
         suspects = dict.fromkeys(
             f"{point} {choice.driver}" for point in _SUSPECTS for choice in self._choices if choice.point == point
         )
-        self._dead = EngineDeadError(
+        gone = None if self.lockstep is None else self.lockstep.gone()
+        self._dead = gone or EngineDeadError(
             "compute a step" + (f" with {', '.join(suspects)}" if suspects else ""),
             f"{type(error).__name__}: {Blame(self._choices).named(error)}",
             "start the engine again; requests in progress are lost",
         )
-        self._dead.__cause__ = error
+        self._dead.__cause__ = None if error is gone else error
         self._futures.clear()
         self._unmasked = None
         self.scheduler.fail_all(self._dead)
@@ -289,4 +321,6 @@ class EngineCore:
         self._futures.clear()
         self.scheduler.states.gates.shutdown()
         self.scheduler.connectors.close()
+        if self.lockstep is not None:
+            self.lockstep.close()
         self.executor.shutdown()

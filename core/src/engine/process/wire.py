@@ -103,6 +103,13 @@ class Inbox(Generic[T]):
         self._context = zmq.Context()
         self.socket = _socket(self._context, zmq.PULL, address)
         self._decode: Callable[[bytes], T] = decoder(kind).decode
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
+
+    def watch(self, files: Sequence[int]) -> None:
+        """From now on `wait` and `get` also return when one of these is readable."""
+        for file in files:
+            self._poller.register(file, zmq.POLLIN)
 
     def fileno(self) -> int:
         """A descriptor that becomes readable, once, when messages come: then `take` until there is none."""
@@ -114,7 +121,7 @@ class Inbox(Generic[T]):
 
     def wait(self, timeout: float | None) -> bool:
         """Whether a message comes within so many seconds; None: wait until one does."""
-        return bool(self.socket.poll(None if timeout is None else round(timeout * 1000)))
+        return bool(self._poller.poll(None if timeout is None else round(timeout * 1000)))
 
     def get(self, timeout: float | None, awake: float = 0.0) -> T | None:
         """The next message; None where none comes within `timeout` seconds (None: wait), of which the first `awake` are

@@ -204,6 +204,12 @@ class Scheduler:
             self.fast_path.begin(plan)
         return plan
 
+    def idle(self) -> StepPlan:
+        """A step without rows: there is nothing to compute here, and elsewhere there is."""
+        self.last_step += 1
+        self.outstanding.append(build_plan(self.last_step, Batch(0, Reservation(self.kv)), self.slots, self.connectors))
+        return self.outstanding[-1]
+
     def _choose(self) -> Batch:
         """The rows of the next step."""
         batch = Batch(self.max_num_batched_tokens, Reservation(self.kv))
