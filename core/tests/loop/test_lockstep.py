@@ -4,130 +4,30 @@ what it gets alone, all cores launch the same steps, nobody waits for ever, and 
 from __future__ import annotations
 
 import select
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import drafting
 import pytest
 from cores import LAYOUTS, make_core
-from hypothesis import event, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from lockstep_cores import SECONDS, run_together, together
 from outcomes import check_outcome
 from paged_worker import VOCAB
-from schedules import Outcome, Planned, Schedule, Settings, examples, run_schedule, schedules
+from schedules import Planned, Schedule, Settings, examples, schedules
 
 from engine.loop.engine_core import EngineCore
+from engine.loop.process import wind_down
 from engine.types.errors import EngineDeadError
 from engine.types.params import SamplingParams
-from engine.types.plan import StepPlan
 from engine_parallel.lockstep import Star
-
-SECONDS = 20
-"""Nothing here takes a tenth of that; who waits so long waits for ever."""
 
 ROOMY = Settings(
     num_pages=200, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=40, in_flight=2,
     enable_prefix_caching=False, hold=False,
 )  # fmt: skip
-
-
-class Meeting:
-    """In the place of a collective: all cores launch a common step together, or the test fails."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
-        self.steps: list[list[tuple[tuple[int, ...], bool, int]]] = [[] for _ in range(size)]
-
-    def join(self, core: EngineCore, rank: int) -> None:
-        """Have this core's launches meet those of the others."""
-        execute = core.executor.execute
-
-        def launch(plan: StepPlan) -> Any:
-            if plan.lockstep is not None:
-                assert plan.lockstep[rank] == (plan.total_tokens or plan.idle_tokens)
-                assert bool(plan.num_rows) != bool(plan.idle_tokens)
-                if plan.decodes:
-                    assert plan.num_decodes == plan.num_rows
-                self.steps[rank].append((tuple(plan.lockstep.tolist()), plan.decodes, plan.step_id))
-                try:
-                    self.barrier.wait(SECONDS)
-                except threading.BrokenBarrierError:
-                    raise AssertionError(f"rank {rank} launches step {len(self.steps[rank])} alone") from None
-            else:
-                assert not plan.num_rows, "a step of connectors alone"
-            return execute(plan)
-
-        core.executor.execute = launch  # type: ignore[method-assign]
-
-
-def together(size: int, work: Callable[[int, Star], Any], answer: float = SECONDS) -> list[Any]:
-    """work(rank, star) in a thread each; what they return, or the first error."""
-    found: list[Any] = [None] * size
-    errors: list[BaseException] = []
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-
-        def run(rank: int) -> None:
-            try:
-                star = Star(f"ipc://{folder}/star", rank, size, meet=SECONDS, answer=answer)
-                try:
-                    found[rank] = work(rank, star)
-                finally:
-                    star.close()
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(3 * SECONDS)
-        if errors:
-            raise errors[0]
-        assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
-    return found
-
-
-def serve(core: EngineCore, star: Star, ended: Callable[[], bool]) -> None:
-    """What the core's process does while nobody asks it for anything: join the steps of others, else sleep."""
-    files = select.poll()
-    for file in star.files:
-        files.register(file, select.POLLIN)
-    while not ended():
-        if core.has_work():
-            assert not core.step().outputs
-        else:
-            files.poll(5)
-
-
-def run_all(several: Sequence[Schedule], layout: str) -> list[EngineCore]:
-    """A core for each schedule. They end when all have."""
-    size = len(several)
-    meeting, done = Meeting(size), [False] * size
-
-    def work(rank: int, star: Star) -> EngineCore:
-        schedule = several[rank]
-        core, _ = make_core(LAYOUTS[layout], schedule.settings)
-        core.lockstep = star
-        meeting.join(core, rank)
-        outcomes = run_schedule(core, schedule)
-        done[rank] = True
-        serve(core, star, lambda: all(done))
-        for request in schedule.requests:
-            check_outcome(core, request, outcomes[request.request_id])
-        return core
-
-    cores = together(size, work)
-    first, *others = ([step[:2] for step in steps] for steps in meeting.steps)
-    assert all(other == first for other in others)
-    if not any(core.scheduler.connectors.members for core in cores):  # their own steps count, too
-        assert all(steps == meeting.steps[0] for steps in meeting.steps)
-    event(f"steps in which somebody idled: {any(not core.scheduler.requests for core in cores)}")
-    return cores
 
 
 DRAFTERS = ("", "", *drafting.KINDS)
@@ -145,7 +45,7 @@ two_or_three = st.integers(2, 3).flatmap(
 def test_every_request_gets_the_tokens_that_it_gets_alone(several: list[Schedule], layout: str, idle: bool) -> None:
     if idle:
         several[0] = Schedule(settings=several[0].settings, requests=())
-    run_all(several, layout)
+    run_together(several, lambda rank, schedule: make_core(LAYOUTS[layout], schedule.settings)[0], check_outcome)
 
 
 def asking(count: int, tokens: int = 4) -> tuple[Planned, ...]:
@@ -235,11 +135,12 @@ def test_the_death_of_one_is_told_to_all_others(dies: int, when: str) -> None:
         assert rank == dies or f"in step with data-parallel rank {dies} of 3" in told[rank]
 
 
-def test_one_that_says_nothing_ends_the_others() -> None:
+@pytest.mark.parametrize("silent", [0, 1])
+def test_one_that_says_nothing_ends_the_others(silent: int) -> None:
     meet = threading.Barrier(2)
 
     def work(rank: int, star: Star) -> str:
-        if rank:
+        if rank == silent:
             meet.wait(SECONDS)
             return ""
         with pytest.raises(EngineDeadError, match="has not said for 0.1 s"):
@@ -262,7 +163,7 @@ def test_cores_that_are_stopped_wind_down_together() -> None:
             core.add_request(request.to_request())
         for _ in range(5):
             core.step()
-        core.wind_down(SECONDS)
+        wind_down(core, SECONDS)
         assert not core.scheduler.requests and core._dead is None
         return core
 

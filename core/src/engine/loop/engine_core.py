@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.interfaces.kv_connector import SwapUsage
+from engine.loop.lockstep import agreed
 from engine.plugin.hints import did_you_mean
 from engine.plugin.manifest import Blame
 from engine.scheduling.loading import POLL_SECONDS
@@ -123,7 +123,7 @@ class EngineCore:
                 self._take_oldest()
             plan = self.scheduler.schedule()
             if self.lockstep is not None:
-                plan = self._agreed(plan, self.lockstep)
+                plan = agreed(plan, self.scheduler, self.lockstep, bool(self._futures))
             if plan is not None:
                 self._futures.append(self.executor.execute(plan))
                 if plan.masks_follow:
@@ -142,30 +142,6 @@ class EngineCore:
         self._outputs = []
         self._num_tokens = 0
         return news
-
-    def _agreed(self, plan: StepPlan | None, lockstep: Lockstep) -> StepPlan | None:
-        """The plan, or one of padding, as all cores are to compute it together. None where nothing is to be launched:
-        a result has to come first, or all sleep."""
-        waits = self._futures and any(under_way.num_rows for under_way in self.scheduler.outstanding)
-        if plan is None and (waits or not lockstep.awake):
-            return None
-        rows, decodes = (0, 0) if plan is None else (plan.num_rows, plan.num_decodes)
-        agreed = lockstep.agree(0 if plan is None else plan.total_tokens, rows == decodes)
-        if agreed is None:
-            return None if rows else plan
-        plan = self.scheduler.idle() if plan is None else plan
-        plan.lockstep = agreed.tokens
-        plan.decodes = agreed.decodes
-        plan.idle_tokens = 0 if rows else int(agreed.tokens[lockstep.rank])
-        return plan
-
-    def wind_down(self, seconds: float = 1.0) -> None:
-        """Before `shutdown`: end all requests, and step on until the others have nothing to compute either."""
-        if self.lockstep is not None and self._dead is None:
-            self.abort(list(self.scheduler.requests))
-            until = time.monotonic() + seconds
-            while self.has_work() and not (self._dead or self.lockstep.gone()) and time.monotonic() < until:
-                self.step()
 
     def _tell_kv_events(self) -> None:
         log = self.scheduler.kv.index.events

@@ -72,7 +72,7 @@ def step_loop(core: EngineCore, parent: Parent[ToCore]) -> None:
                 parent.send(Beat())
                 continue
             if isinstance(message, Shutdown):
-                return core.wind_down()
+                return wind_down(core)
             handle(core, message, clients)
         outputs, now = core.step(), time.monotonic()
         awake = AWAKE_SECONDS if core.lockstep is None else 0.0  # where another core may call, it is waited for both
@@ -83,6 +83,15 @@ def step_loop(core: EngineCore, parent: Parent[ToCore]) -> None:
         elif now - told >= HEALTH_SECONDS:
             parent.send(Beat())
             told = now
+
+
+def wind_down(core: EngineCore, seconds: float = 1.0) -> None:
+    """Before a core's shutdown: end all requests, and step on until the others have nothing to compute either."""
+    if core.lockstep is not None:
+        core.abort(list(core.scheduler.requests))
+        until = time.monotonic() + seconds
+        while core.has_work() and core.lockstep.gone() is None and time.monotonic() < until:
+            core.step()
 
 
 def handle(core: EngineCore, message: ToCore, clients: Any) -> None:

@@ -162,8 +162,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
         masks_follow: rows are constrained by masks that may depend on tokens not seen yet. The forward pass runs at
             once; the step draws when `Executor.sample` brings the masks. Those of rows with drafts depend on the drafts
             too, which `Worker.drafts` tells.
-        lockstep: int32 [dp]; what each of the engine cores that step together computes in this step, which is one of
-            all: tokens, its padding where it has none. A row's drafts count as planned. None: others have no part in it.
+        lockstep: int32 [dp]; the tokens of each of the engine cores that make this step together; where one has none,
+            those of padding. A row's drafts count as planned. None: others have no part in it.
         decodes: with `lockstep`: every row of every core has one token.
         idle_tokens: of padding, which a plan without rows computes all the same: nothing is kept or drawn of them.
     """

@@ -27,10 +27,11 @@ import msgspec
 import numpy as np
 
 from engine.interfaces.lockstep import Agreed
+from engine.plugin.loading import brought
 from engine.types.errors import ConfigError, EngineDeadError
 
 if TYPE_CHECKING:
-    from engine.interfaces.lockstep import Lockstep
+    from engine.types.start import CoreStart
 
 MEET_SECONDS = 1800.0
 """How long a core waits for the others when it starts: as long as an executor for its ranks."""
@@ -81,6 +82,23 @@ class Welcome(msgspec.Struct):
     meeting: str = ""
 
 
+def of_core(start: CoreStart) -> Star:
+    """The lockstep of an engine core, see `engine.interfaces.lockstep`: where its workers meet those of the others."""
+    worker = start.worker
+    same = (
+        *(worker.choices, worker.model.config, worker.dtype, worker.kv_cache_dtype, worker.parallel),
+        *(worker.max_model_len, worker.max_num_seqs, worker.max_num_batched_tokens),
+    )
+    return Star(
+        f"ipc://{worker.meeting}/lockstep",
+        worker.data_parallel_rank,
+        worker.parallel.dp,
+        same=brought("engine_identity", "compare weights")(worker) + msgspec.msgpack.encode(same),
+        meeting=worker.meeting,
+        answer=start.step_timeout / 2,
+    )
+
+
 class Star:
     """See `engine.interfaces.lockstep.Lockstep`. Built on all cores at once; returns when all have met.
 
@@ -120,7 +138,6 @@ class Star:
         self._same = hashlib.sha256(same).digest()
         self._token = token
         self._answer = answer
-        self._round = 0
         self._awake = False
         self._lost: EngineDeadError | None = None
         self._lost_at = 0.0
@@ -230,20 +247,17 @@ class Star:
             raise ConfigError(asked, "rank 0 has another token", "give all ranks the same token")
         self.meeting = welcome.meeting
         _prepare(connection)
+        seconds, micro = divmod(int(self._answer * 1e6), 1_000_000)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, micro))
 
     def _late(self, last: str) -> EngineDeadError:
-        missing = "rank 0" if self.rank else ", ".join(
-            f"rank {rank}" for rank in range(1, self.size) if rank not in self._sockets
-        )
+        others = range(1, self.size) if self.rank == 0 else range(1)
+        missing = ", ".join(f"rank {rank}" for rank in others if rank not in self._sockets)
         asked = f"meet the other engine cores at {self._address}"
         remedy = "start all ranks within half an hour; their logs say what keeps them"
         return EngineDeadError(asked, f"not there: {missing}" + (f" ({last})" if last else ""), remedy)
 
     # -- stepping ------------------------------------------------------------------------------------------------------
-    def fileno(self) -> int:
-        """For `poll` of others: with several sockets there is no one descriptor, so `files` has them."""
-        return next(iter(self._ranks), -1)
-
     @property
     def files(self) -> list[int]:
         return list(self._ranks)
@@ -252,14 +266,14 @@ class Star:
     def awake(self) -> bool:
         return self._awake or self._lost is not None or bool(self._poll.poll(0))
 
-    def agree(self, tokens: int, one_each: bool) -> Agreed | None:
-        if self._lost is not None:
-            return self._leave()
-        number = 2 * tokens + (not one_each)
-        numbers = self._gather(number) if self.rank == 0 else self._ask(number)
+    def agree(self, tokens: int, decodes: bool) -> Agreed | None:
+        numbers: Sequence[int] | None = None
+        if self._lost is None:
+            number = 2 * tokens + (not decodes)
+            numbers = self._gather(number) if self.rank == 0 else self._ask(number)
         if numbers is None:
-            return self._leave()
-        self._round += 1
+            self._leave()
+            return None
         self._awake = any(numbers)
         if not self._awake:
             return None
@@ -324,11 +338,15 @@ class Star:
                 self.messages += 1
                 if numbers[0] != _WAKE:
                     break
-        except TimeoutError:
-            return self._lose(0, f"has not said for {self._answer:g} s what the others compute next")
+        except BlockingIOError:
+            self._lose(0, f"has not said for {self._answer:g} s what the others compute next")
+            return None
         except (OSError, EOFError):
-            return self._lose(0, "has left")
-        return numbers if numbers[0] != _LEFT else self._lose(numbers[1], "has left")
+            self._lose(0, "has left")
+            return None
+        if numbers[0] == _LEFT:
+            self._lose(numbers[1], "has left")
+        return numbers if self._lost is None else None
 
     # -- leaving -------------------------------------------------------------------------------------------------------
     def gone(self) -> EngineDeadError | None:
@@ -379,7 +397,9 @@ def _parsed(address: str) -> tuple[int, Any]:
     host, _, port = place.rpartition(":")
     host = host.strip("[]")
     if kind != "tcp" or not host or not port.isdecimal():
-        raise ConfigError(f"let engine cores meet at {address!r}", "it is no address", "name one, like tcp://10.0.0.1:29550")
+        raise ConfigError(
+            f"let engine cores meet at {address!r}", "it is no address", "name one, like tcp://10.0.0.1:29550"
+        )
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
             raise ConfigError(
@@ -390,7 +410,9 @@ def _parsed(address: str) -> tuple[int, Any]:
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"let engine cores meet at {address!r}", str(error), "name a host that can be found") from error
+        raise ConfigError(
+            f"let engine cores meet at {address!r}", str(error), "name a host that can be found"
+        ) from error
     return found[0][0], found[0][4]
 
 

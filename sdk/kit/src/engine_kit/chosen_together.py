@@ -59,10 +59,14 @@ def check_parallel(config: EngineConfig, start: CoreStart, made: Made) -> None:
     if parallel.ep_size == 1:
         found, remedy = "one rank has all experts", "say over how many: --tensor-parallel-size, --data-parallel-size"
         raise ConfigError(asked, found, remedy)
-    if parallel.dp > 1:
-        found = "engine cores step each for itself, and would wait for one another's tokens without end"
-        remedy = "deal them over --tensor-parallel-size, with one engine core"
-        raise ConfigError(f"{asked} and data_parallel_size={parallel.dp}", found, remedy)
+    if parallel.dp > 1 and config.data_parallel_restarts:
+        asked = f"data_parallel_restarts={config.data_parallel_restarts} with enable_expert_parallel=True"
+        found = "engine cores that share experts compute each step together, and all end with the first that dies"
+        raise ConfigError(asked, found, "leave one of them out, and restarts to what supervises the server")
+    if parallel.dp > 1 and start.worker.drafts:
+        asked = f"drafter={config.asked('drafter')} with enable_expert_parallel=True over engine cores"
+        found = "it has a model of its own, whose passes the other engine cores do not make"
+        raise ConfigError(asked, found, "take a drafter without a model, like ngram, or deal experts within one core")
 
 
 def check_adapters(start: CoreStart, made: Made) -> None:
