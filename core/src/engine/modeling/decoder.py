@@ -105,10 +105,11 @@ class Decoder(ModelBody):
             layer(state)
         if wanted is not None:  # the walk left the last layer out
             state["wanted"] = wanted
-        if not self.context.stage.last:
-            return None
-        hidden, _ = self.norm.add(state["hidden"], state.get("residual"))
-        return hidden
+        return self.norm.add(state["hidden"], state.get("residual"))[0] if self.context.stage.last else None
+
+    def embed_vectors(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The vectors [n, hidden_size] themselves."""
+        return vectors
 
     def state_sizes(self) -> Mapping[str, int]:
         """`hidden` and `residual`, as every layer leaves them."""

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from engine.types.embeds import BFLOAT16 as BFLOAT16
 from engine.types.errors import EngineDeadError
 
 T = TypeVar("T")
@@ -29,9 +30,6 @@ RECONNECT_MILLISECONDS = 20
 """How soon an end looks again for one that has not been bound yet."""
 LINGER_MILLISECONDS = 2000
 """How long an end that closes waits until its last message is on its way."""
-
-BFLOAT16 = np.dtype(np.uint16, metadata={"holds": "bfloat16"})
-"""The bits of bfloat16 numbers: what `tensor.view(torch.uint16).numpy().view(BFLOAT16)` has."""
 
 _NUMBERS = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
 _DTYPES = {name: np.dtype(name) for name in _NUMBERS.split()} | {"bfloat16": BFLOAT16}

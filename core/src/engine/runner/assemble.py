@@ -231,6 +231,8 @@ def step_parts(
     if description.encoder is not None:
         encoders = brought("encoders", "serve an encoder-decoder model")
         parts.append(encoders(platform, model, built.attention, description.encoder, start.max_num_seqs))
+    if description.prompt_embeds and start.place.stage.first and not profiles:
+        parts.append(brought("given_embeds", "serve prompt_embeds")(platform, model))
     if description.num_token_types:
         parts.append(brought("token_types", "tell texts apart")(platform, start.max_num_seqs, max_tokens))
     if start.place.draws and description.generates:

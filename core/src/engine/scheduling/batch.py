@@ -172,4 +172,5 @@ def _new_slot(request: Request) -> NewSlot:
         cache_salt=request.cache_salt,
         encoder=request.encoder,
         adapter=request.place,
+        embeds=request.embeds,
     )

@@ -68,7 +68,7 @@ class Request:
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `SlotTable.now()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
-        timeout, cache_salt, kv_transfer, kv_retention, encoder, adapter: see `EngineRequest`.
+        timeout, cache_salt, kv_transfer, kv_retention, encoder, adapter, embeds: see `EngineRequest`.
         num_loadable: see `engine.interfaces.kv_connector.Transferable`.
         reuses: what it has behind its cached prefix is approximate; no cache and no connector gets it.
         matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
@@ -88,6 +88,7 @@ class Request:
         self.kv_transfer = request.kv_transfer
         self.kv_retention = request.kv_retention
         self.encoder = request.encoder
+        self.embeds = request.embeds
         self.num_encoder_tokens = 0 if request.encoder is None else request.encoder.num_tokens
         self.num_loadable = 0
         self.reuses = False

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
-from engine.types.request import EncoderInput
+from engine.types.request import EncoderInput, PromptEmbeds
 
 Int32 = np.ndarray
 """A one-dimensional int32 array; shapes stand in the docstrings."""
@@ -30,7 +30,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
         stop_token_ids: int32 [k]; ids that must not be drawn before `min_tokens` outputs.
         pooling: for a request that draws nothing and whose hidden states are pooled; None for one that generates.
         cache_salt: requests with different salts share no cached pages, and nothing that is learned from their tokens.
-        encoder: what its decoder's layers see beside its tokens; None but for encoder-decoder models.
+        encoder: what its decoder's layers see beside its tokens; None but for such models. embeds: see `EngineRequest`.
     """
 
     slot: int
@@ -43,6 +43,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     encoder: EncoderInput | None = None
     adapter: int = 0
+    embeds: PromptEmbeds | None = None
 
 
 class LeftSlots(msgspec.Struct, kw_only=True):

@@ -33,6 +33,8 @@ def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
     check_connectors(config, start.preemption_mode, made.get(points.KV_CONNECTOR.name, ()))
     check_adapters(start, made)
     check_reuse(start, made)
+    if model.prompt_embeds:
+        check_embeds(model, made)
     if model.encoder is not None:
         check_places(config, start.worker, made[points.PLATFORM.name][0].card.memory())
 
@@ -80,6 +82,22 @@ def check_adapters(start: CoreStart, made: Made) -> None:
         if evictor.card.reuses:
             found = f"evictor '{evictor.candidate.name}' has later layers compute some of a step's tokens alone"
             raise ConfigError(asked, found, "leave one of them out")
+
+
+def check_embeds(model: ModelDescription, made: Made) -> None:
+    """Raise ConfigError where prompts may bring embeddings, and somebody cannot take them."""
+    (evictor,), (driver,), (platform,) = (made[p.name] for p in (points.EVICTOR, points.MODEL, points.PLATFORM))
+    asked, found = f"enable_prompt_embeds=True with {model.architecture}", ""
+    if not (driver.card.takes_embeds and driver.card.walks):
+        found = f"its driver '{driver.candidate.name}' ({driver.candidate.provenance}) takes tokens alone"
+    elif not model.generates:
+        found = "an engine that pools takes tokens alone"
+    elif evictor.card.reuses:
+        found = f"evictor '{evictor.candidate.name}' has later layers compute some of a step's tokens alone"
+    elif platform.card.worker is not None:
+        found = f"platform '{platform.candidate.name}' has a worker of its own"
+    if found:
+        raise ConfigError(asked, found, "leave one of them out")
 
 
 def check_reuse(start: CoreStart, made: Made) -> None:
