@@ -267,6 +267,7 @@ class ModelContext:
         target: for a draft model, the model that it drafts for, loaded; else None.
         shares: of "embed" and "head", what a draft model takes from the target (`engine.modeling.Decoder` has them by
             these names) in place of its own, which its checkpoint may hold all the same.
+        lends: of the same, what draft models take from this one: also the last of several stages has its embedding.
     """
 
     description: ModelDescription
@@ -289,6 +290,7 @@ class ModelContext:
     stage: Stage = field(default_factory=Stage)
     target: Model | None = None
     shares: frozenset[str] = frozenset()
+    lends: frozenset[str] = frozenset()
 
 
 class Model(Protocol):
