@@ -126,7 +126,8 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         attention = _attention(start, chosen, context)
         assert context.ops is not None
         adapters = chosen.build("adapter", "", None, context, "worker") if chosen.names("adapter") else None
-        model = _loaded(chosen, context, attention, groups, adapters=adapters)
+        lent = frozenset[str]().union(*(draft.shares for draft in start.drafts))
+        model = _loaded(chosen, context, attention, groups, adapters=adapters, lends=lent)
         drafts = tuple(
             _loaded(
                 theirs, replace(context, start=one), attention, groups, model=index, target=model, shares=draft.shares
@@ -228,6 +229,9 @@ def step_parts(
     )
     draws = Draws(start, ops, platform, tokens, parameters, processors, drafting, faults)
     parts: list[StepPart] = [draws, processors, drafting]
+    if drafter is not None and start.parallel.pp > 1:
+        early = brought("early_drafts", "draft with several stages")
+        parts.append(early(start, drafting, session, platform, faults, drafter.num_tokens))
     if built.connectors and not profiles:
         parts.insert(0, brought("transfers", "take KV pages elsewhere")(start, built.connectors, built.layerwise))
     if built.adapters is not None and not profiles:
@@ -237,6 +241,8 @@ def step_parts(
     if description.encoder is not None:
         encoders = brought("encoders", "serve an encoder-decoder model")
         parts.append(encoders(platform, model, built.attention, description.encoder, start.max_num_seqs))
+    if description.prompt_embeds and start.place.stage.first and not profiles:
+        parts.append(brought("given_embeds", "serve prompt_embeds")(platform, model))
     if description.num_token_types:
         parts.append(brought("token_types", "tell texts apart")(platform, start.max_num_seqs, max_tokens))
     if start.place.draws and description.generates:
@@ -350,7 +356,7 @@ def _ops(start: WorkerStart, of_models: Sequence[_ManifestChoices], context: Wor
 
 
 def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> ChosenDrafter | None:
-    if not chosen.names("drafter"):
+    if not chosen.names("drafter") or not start.place.draws:
         return None
     need = DrafterNeed(dtype=start.dtype, device=start.device)
     selection = chosen.fit("drafter", "", need)

@@ -93,6 +93,8 @@ class ModelRunner:
             dtype, sizes = getattr(torch, start.dtype), built.model.state_sizes()
             made = brought("stage_link", "compute in stages")
             self._link = made(start.place.stage, stages, sizes, max_tokens, dtype, platform.device)
+        self._cores = built.groups.get("dp")
+        self._nowhere = torch.empty(0, dtype=torch.int64, device=platform.device)
         self._open: PendingSample | FailedStep | None = None
         self._captured: dict[CaptureKey, Step] = {}
         self._vocab_size = start.model.vocab_size
@@ -216,7 +218,7 @@ class ModelRunner:
         if plan.copies is not None:
             assert self._attention.pool is not None
             copy_pages(self._platform, self._attention.pool, plan.copies)
-        if not plan.num_rows:
+        if not plan.num_rows and not plan.idle_tokens:
             if blocks:
                 self._place_blocks(blocks)
             return self._finish(plan, self._eager, None, None, None)
@@ -226,14 +228,15 @@ class ModelRunner:
         places = self._prepare(step, plan, captured, drawing, blocks)
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), None)
+        num_tokens = plan.total_tokens or plan.idle_tokens
         if self._link is not None:
-            self._link.receive(plan.total_tokens)
+            self._link.receive(num_tokens)
         if captured and self._skips_padding:
-            step.run(plan.num_rows)
+            step.run(plan.num_rows if plan.lockstep is None else step.frame.num_rows)
         else:
             step.run()
         if self._link is not None and step.left is not None:
-            self._link.send(step.left, plan.total_tokens, keep=captured)
+            self._link.send(step.left, num_tokens, keep=captured)
         if not plan.masks_follow or not len(drawing.row):
             return self._finish(plan, step, drawing, places, None)
         finish = partial(self._finish, plan, step, drawing, places)
@@ -269,8 +272,14 @@ class ModelRunner:
         this step alone."""
         width = self._width(plan)
         size = plan.num_rows if width else max(plan.total_tokens, 2 * plan.num_rows)
-        buckets = () if heard else self._buckets.get(width, ())
-        if not buckets or size > buckets[-1]:
+        buckets = self._buckets.get(width, ())
+        if plan.lockstep is not None and self._cores is not None:
+            # Replayed on all ranks of all cores, with as many rows on each, or on none.
+            size, buckets = int(plan.lockstep.max()), self._buckets.get(1, ()) if plan.decodes else ()
+            replays = buckets and size <= buckets[-1]
+            told = [buckets[bisect_left(buckets, size)]] * len(plan.lockstep) if replays else plan.lockstep.tolist()
+            self._cores.tokens = told
+        if heard or not buckets or size > buckets[-1]:
             step = self._eager_step(plan)
             if self._listeners or self._looking_on:
                 step.listeners = [*self._listeners, *heard]
@@ -290,8 +299,8 @@ class ModelRunner:
 
     def _eager_step(self, plan: StepPlan) -> Step:
         """The step that is not captured; its views are made anew only when the shape is another than the last one's."""
-        step, num_rows = self._eager, plan.num_rows
-        num_tokens, each = (num_rows, 1) if plan.num_decodes == num_rows else (plan.total_tokens, 0)
+        step, num_rows = self._eager, plan.num_rows or plan.idle_tokens
+        num_tokens, each = (num_rows, 1) if plan.num_decodes == plan.num_rows else (plan.total_tokens, 0)
         if (step.frame.num_rows, step.frame.num_tokens, step.frame.tokens_per_row) != (num_rows, num_tokens, each):
             step.frame = self._buffers.frame(num_rows, num_tokens, each)
         return step
@@ -324,7 +333,7 @@ class ModelRunner:
             self._fill_more(step, plan)
         self._attention.begin(plan)
         self._plan_attention(step, captured)
-        step.select = sent.select
+        step.select = sent.select if plan.num_rows or captured else self._nowhere
         return sent.places
 
     def _fill_more(self, step: Step, plan: StepPlan) -> None:

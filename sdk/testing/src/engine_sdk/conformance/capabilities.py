@@ -477,6 +477,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "pipeline stages, listeners between layers",
                 "the_walk_owns_the_layers the_walk_cuts_stages the_walk_selects_tokens wanted_rows",
             ),
+            Capability("embeddings in place of tokens", "vectors_in_place_of_tokens"),
             Capability("operations alone, so that steps can be captured", "computes_through_operations_alone"),
         ),
         "tokenizer": (
