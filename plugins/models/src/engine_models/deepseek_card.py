@@ -53,6 +53,7 @@ class DeepseekCard(ModelCard):
     """
 
     framework = "torch"
+    takes_embeds = True
     operations = frozenset((*MODEL_OPERATIONS, "linear_heads")) | OPERATIONS
     quantized = frozenset({"linear", "head", "expert"})
     defaults: ClassVar[Mapping[str, Any]]

@@ -397,6 +397,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("many in one step, over {} rank(s)", "many_in_one_step", r"(\d)"),
             Capability("requests without an adapter keep their bits", "who_has_none_stays_as_it_is"),
             Capability("padded steps", "rows_that_are_padded"),
+            Capability("embeddings and heads", "both_ends"),
             Capability("more adapters than places", "places_change_hands another_revision"),
             Capability("others go on, nobody waits for ever", "others_go_on nobody_waits_for_ever any_order"),
             Capability("adapters that cannot be loaded", "what_does_not_fit files_that_are_gone"),
@@ -476,6 +477,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "pipeline stages, listeners between layers",
                 "the_walk_owns_the_layers the_walk_cuts_stages the_walk_selects_tokens wanted_rows",
             ),
+            Capability("embeddings in place of tokens", "vectors_in_place_of_tokens"),
             Capability("operations alone, so that steps can be captured", "computes_through_operations_alone"),
         ),
         "tokenizer": (
