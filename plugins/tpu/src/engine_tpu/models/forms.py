@@ -77,19 +77,18 @@ def form_of(model: ModelDescription) -> DecoderForm:
     return _FORMS[model.architecture](model)
 
 
-def _plain(model: ModelDescription, config: Config, eps: float = 1e-6, **more: Any) -> DecoderForm:
-    """What most have."""
+def _plain(model: ModelDescription, config: Config, **more: Any) -> DecoderForm:
+    """What most have; `more` is what a model has besides, or otherwise."""
     size = model.kv_specs[0].head_size
-    return DecoderForm(
-        eps=number(config, "rms_norm_eps", eps),
-        inner=integer(config, "intermediate_size"),
-        **{
-            "ropes": (read_rope(config, size),),
-            "tied": flag(config, "tie_word_embeddings", False),
-            "scale": size**-0.5,
-            **more,
-        },
-    )
+    common = {
+        "eps": number(config, "rms_norm_eps", 1e-6),
+        "inner": integer(config, "intermediate_size"),
+        "tied": flag(config, "tie_word_embeddings", False),
+        "scale": size**-0.5,
+    }
+    if "ropes" not in more:
+        common["ropes"] = (read_rope(config, size),)
+    return DecoderForm(**(common | more))
 
 
 def _llama(model: ModelDescription) -> DecoderForm:
