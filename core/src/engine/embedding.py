@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from engine.frontend.input_processor import parse_prompt as parse_prompt
     from engine.frontend.launch import Launch as Launch
     from engine.frontend.launch import launch as launch
-    from engine.frontend.process_client import LoopListener as LoopListener
-    from engine.frontend.process_client import ProcessClient as ProcessClient
     from engine.frontend.request_checks import ConstraintCheck as ConstraintCheck
     from engine.frontend.request_checks import check_task as check_task
     from engine.frontend.request_state import OutputKind as OutputKind
@@ -75,7 +73,6 @@ NAMES = {
     "frontend.request_checks": ("ConstraintCheck", "check_task"),
     # several processes in front of several cores
     "frontend.assemble": ("Attached", "broken_plugins", "capacity", "longest", "start_cores"),
-    "frontend.process_client": ("LoopListener", "ProcessClient"),
 }
 _HOMES = {name: f"engine.{module}" for module, names in NAMES.items() for name in names}
 

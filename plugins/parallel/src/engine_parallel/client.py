@@ -48,6 +48,7 @@ class ParallelClient:
 
     def __init__(self, context: ClientContext) -> None:
         self._owner = context.owner
+        self._at_end = context.at_end
         self._make_router = context.router
         self._router: Router | None = None
         self._blame = Blame(context.core.worker.choices)
@@ -338,6 +339,8 @@ class ParallelClient:
             closing.join()
         for restarts in self._restarts:
             restarts.shutdown()
+        if self._at_end is not None:
+            self._at_end()
 
 
 def dp_starts(start: CoreStart, size: int) -> list[CoreStart]:

@@ -21,13 +21,14 @@ from typing import Any
 
 import msgspec
 
-from engine.embedding import EngineConfig, LoopListener, launch, start_cores
+from engine.embedding import EngineConfig, launch, start_cores
 from engine.interfaces.client import CoreState
 from engine.process.child import Child
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.start import WorkerReady
+from engine_kit.process_client import LoopListener
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Phase, loop_factory, say
