@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.config.sources import Merged as Merged
     from engine.config.sources import gather as gather
     from engine.frontend.assemble import Attached as Attached
+    from engine.frontend.assemble import Frontend as Frontend
     from engine.frontend.assemble import broken_plugins as broken_plugins
     from engine.frontend.assemble import capacity as capacity
     from engine.frontend.assemble import longest as longest
@@ -40,19 +41,16 @@ if TYPE_CHECKING:
     from engine.frontend.input_processor import parse_prompt as parse_prompt
     from engine.frontend.launch import Launch as Launch
     from engine.frontend.launch import launch as launch
-    from engine.frontend.request_checks import ConstraintCheck as ConstraintCheck
-    from engine.frontend.request_checks import check_task as check_task
     from engine.frontend.request_state import OutputKind as OutputKind
     from engine.frontend.request_state import RequestState as RequestState
     from engine.frontend.request_state import RequestStream as RequestStream
     from engine.frontend.request_state import SequenceState as SequenceState
     from engine.frontend.statistics import RequestObserver as RequestObserver
-    from engine.llm import LLM as LLM
     from engine.llm import LLMEngine as LLMEngine
 
 NAMES = {
     # what most programs need
-    "llm": ("LLM", "LLMEngine"),
+    "llm": ("LLMEngine",),
     "frontend.async_llm": ("AsyncLLM",),
     "frontend.request_state": ("OutputKind", "RequestState", "RequestStream", "SequenceState"),
     "config.settings": ("Config", "EngineConfig", "model_of", "validated"),
@@ -70,9 +68,8 @@ NAMES = {
     "frontend.input_processor": (
         *("InputProcessor", "Prompt", "TextPrompt", "as_prompts", "check_truncation", "parse_prompt"),
     ),
-    "frontend.request_checks": ("ConstraintCheck", "check_task"),
     # several processes in front of several cores
-    "frontend.assemble": ("Attached", "broken_plugins", "capacity", "longest", "start_cores"),
+    "frontend.assemble": ("Attached", "Frontend", "broken_plugins", "capacity", "longest", "start_cores"),
 }
 _HOMES = {name: f"engine.{module}" for module, names in NAMES.items() for name in names}
 

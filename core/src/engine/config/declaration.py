@@ -161,6 +161,10 @@ class EngineSettings(Settings):
     pipeline_parallel_split: str | None = setting(
         None, "layers of each stage, with commas between, e.g. 6,10 (default: as even as it goes)", check=_counts
     )
+    context_parallel_size: int = setting(1, "ranks among which the tokens of each sequence are divided", least=1)
+    enable_expert_parallel: bool = setting(
+        False, "deal routed experts whole over the ranks of all engine cores, in place of dividing each of them"
+    )
     data_parallel_size: int = setting(1, "engine cores side by side, each with the whole model", least=1)
     data_parallel_restarts: int = setting(0, "how often each of several cores is started again when it dies", least=0)
     kv_cache_memory: int | None = setting(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
-from engine.frontend.request_checks import ConstraintCheck, ProcessorArguments, check_pooling
 from engine.frontend.request_state import RequestState
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
@@ -137,7 +136,7 @@ class InputProcessor:
         processors: Sequence[type[LogitsProcessorCard]] = (),
         *,
         orders_by_priority: bool = False,
-        constraints: ConstraintCheck | None = None,
+        constraints: Any = None,
         chat_template: str | None = None,
         chat_variables: Mapping[str, Any] | None = None,
     ) -> None:
@@ -154,8 +153,10 @@ class InputProcessor:
         self._seeds = random.Random(seed)
         self._orders_by_priority = orders_by_priority
         self._hooks = hooks
-        self._constraints = constraints or ConstraintCheck(())
-        self._processors = ProcessorArguments(processors, tokenizer, model.vocab_size)
+        checks = brought("request_checks", "take requests")
+        self._constraints = constraints or checks.ConstraintCheck(())
+        self._processors = checks.ProcessorArguments(processors, tokenizer, model.vocab_size)
+        self._check_pooling = checks.check_pooling
 
     def process(
         self,
@@ -205,7 +206,7 @@ class InputProcessor:
         if not isinstance(request_id, str) or not request_id:
             raise invalid("request_id", request_id, "it is not a string with content")
         if isinstance(params, PoolingParams):
-            check_pooling(params, self.model)
+            self._check_pooling(params, self.model)
         elif not isinstance(params, SamplingParams):
             kind = type(params).__name__
             raise InvalidRequestError("generate", f"the sampling params are a {kind}", "pass SamplingParams(...)")
@@ -464,12 +465,6 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     retention = _retention(prompt.get("kv_retention"))
     ids = None if ids is None else _token_ids(ids)
     return ParsedPrompt(text, ids, salt, special, most, transfer, retention, adapter)
-
-
-def with_field(prompt: Any, name: str, value: Any) -> Any:
-    """A prompt of any form with one more of its dict's fields; as it is where the value is None."""
-    form = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-    return prompt if value is None else {**(prompt if isinstance(prompt, Mapping) else {form: prompt}), name: value}
 
 
 def _retention(value: Any) -> tuple[KVRetention, ...]:

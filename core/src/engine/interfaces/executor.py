@@ -118,7 +118,7 @@ def rank_starts(message: WorkerStart) -> list[WorkerStart]:
     """
     return [
         msgspec.structs.replace(message, place=place, layout=_on_stage(message, place))
-        for place in places(message.parallel, message.model.num_layers)
+        for place in places(message.parallel, message.model.num_layers, message.data_parallel_rank, message.meeting)
     ]
 
 

@@ -250,6 +250,7 @@ class ModelContext:
         max_model_len: positions that will be asked for.
         tp_rank, tp_size: this worker's place among those that share the layers; each holds 1 / tp_size of the weights.
         group: the ranks that share the layers; None where there is one.
+        groups: all that this worker is in, by name, see `engine.types.parallel.GroupPlace`; none of one rank.
         quantization: for each kind of layer who packs and multiplies it; a kind that is not there is the ops'.
         covers: by a layer's name in the checkpoint and its kind, whether it is stored in the quantization's form;
             None: every layer is, or all are plain, for the quantization to round.
@@ -273,6 +274,7 @@ class ModelContext:
     tp_rank: int = 0
     tp_size: int = 1
     group: Group | None = None
+    groups: Mapping[str, Group] = field(default_factory=dict)
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
     covers: Callable[[str, str], bool] | None = None
     experts: Experts | None = None

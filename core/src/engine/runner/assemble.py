@@ -173,7 +173,7 @@ def _not_captured(
     if card.recorder is None or not start.model.generates:
         return None
     # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.
-    communicators = chosen.communicators[:1] if start.parallel.tp > 1 else []
+    communicators = chosen.communicators[:1] if start.parallel.world * start.parallel.dp > start.parallel.pp else []
     reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], chosen.model.operations)
     if not attention.captures("decode", "uniform", "any"):
         reasons.append("the attention's steps cannot be replayed")
@@ -304,14 +304,18 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
     """The groups that this worker is in. All members of one build its communicators here, in the same order, and meet
     in a directory that the first of them makes."""
     groups: dict[str, ProcessGroup] = {}
+    of_members: dict[tuple[int, ...], ProcessGroup] = {}  # groups of the same ones are one
     try:
         for name, place in start.place.groups.items():
+            if (same := of_members.get(place.members)) is not None:
+                groups[name] = same
+                continue
             nodes = len({start.seats[rank].node for rank in place.members}) if start.seats else 1
             if nodes == 1:
                 place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(place.rendezvous, mode=0o700)
-            invariant = start.batch_invariant and name == "tp"  # stages add nothing up
+            invariant = start.batch_invariant and name != "pp"  # stages add nothing up
             need = CommunicatorNeed(
                 world_size=place.size, device=start.device, batch_invariant=invariant, num_nodes=nodes
             )
@@ -321,7 +325,7 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
             for selection in fit or chosen.communicators:
                 asked = chosen.ask(selection, "communicator", "", need)
                 communicators.append(asked.build(replace(context, options=selection.options, group=place)))
-            groups[name] = ProcessGroup(place.rank, place.size, communicators)
+            groups[name] = of_members[place.members] = ProcessGroup(place.rank, place.size, communicators)
     except BaseException:
         for group in groups.values():
             group.close()
@@ -497,6 +501,7 @@ def _loaded(
             tp_rank=start.place.tp_rank,
             tp_size=start.parallel.tp,
             group=groups["tp"] if start.parallel.tp > 1 else None,
+            groups={name: groups[name] for name in start.place.groups},
             quantization=_quantization(start, chosen, context),
             covers=_covers(start, chosen),
             experts=chosen.build("experts", "", None, context) if chosen.names("experts") else None,

@@ -83,6 +83,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         parallel: over how many workers the model is divided.
         place: this worker's among them.
         rendezvous: a private directory where the ranks of one machine meet; the executor makes it. "" for one rank.
+        meeting: one where the workers of several engine cores meet that share experts; who starts the cores makes it.
         num_threads: most processor threads that the worker may compute with; None leaves it to the framework. An
             executor of several ranks divides them.
         data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model.
@@ -113,6 +114,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     parallel: Parallel = Parallel()
     place: Place = Place()
     rendezvous: str = ""
+    meeting: str = ""
     num_threads: int | None = None
     data_parallel_rank: int = 0
     data_parallel_size: int = 1

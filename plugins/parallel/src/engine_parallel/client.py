@@ -13,6 +13,8 @@ import logging
 import math
 import os
 import queue
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,7 +55,10 @@ class ParallelClient:
         self._router: Router | None = None
         self._blame = Blame(context.core.worker.choices)
         self._worker: WorkerReady | None = None
-        starts = dp_starts(context.core, context.num_cores)
+        self._meeting = ""
+        if context.owner and context.core.worker.parallel.dp > 1:
+            self._meeting = tempfile.mkdtemp(prefix="engine-")
+        starts = dp_starts(context.core, context.num_cores, self._meeting)
         self._restarts = [Restarts(partial(context.connect, start), context.restarts) for start in starts]
         self._past: list[StepStats | None] = [None] * len(starts)  # counters of those that stood in its place and died
         self._errors: list[EngineError | None] = [None] * len(starts)
@@ -339,12 +344,16 @@ class ParallelClient:
             closing.join()
         for restarts in self._restarts:
             restarts.shutdown()
+        if self._meeting:
+            shutil.rmtree(self._meeting, ignore_errors=True)
         if self._at_end is not None:
             self._at_end()
 
 
-def dp_starts(start: CoreStart, size: int) -> list[CoreStart]:
+def dp_starts(start: CoreStart, size: int, meeting: str = "") -> list[CoreStart]:
     """The start messages of `size` engine cores on this machine: they share its processor's cores evenly.
+
+    meeting: see `WorkerStart.meeting`.
 
     What the user set (KV cache, batch size) is each core's own; what the platform measures is divided by the platform,
     which knows whether ranks share it.
@@ -353,10 +362,8 @@ def dp_starts(start: CoreStart, size: int) -> list[CoreStart]:
     threads = max(1, processors() // size)
     if worker.num_threads is not None:
         threads = min(threads, worker.num_threads)
-    return [
-        replace(start, worker=replace(worker, data_parallel_rank=dp_rank, data_parallel_size=size, num_threads=threads))
-        for dp_rank in range(size)
-    ]
+    worker = replace(worker, data_parallel_size=size, num_threads=threads, meeting=meeting)
+    return [replace(start, worker=replace(worker, data_parallel_rank=dp_rank)) for dp_rank in range(size)]
 
 
 def processors() -> int:

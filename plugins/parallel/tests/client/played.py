@@ -18,6 +18,7 @@ from engine.interfaces.client import ClientContext, CoreState
 from engine.interfaces.router import RankLoad
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
+from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
 from engine.types.start import Choice, WorkerReady
@@ -219,7 +220,7 @@ class House:
             return self.router
 
         choice = Choice(point="router", driver="turns", distribution="engine-turns", version="1.2", value="turns:Card")
-        core: Any = SimpleNamespace(worker=SimpleNamespace(choices=(choice,)))
+        core: Any = SimpleNamespace(worker=SimpleNamespace(choices=(choice,), parallel=Parallel()))
         context = ClientContext(core=core, num_cores=count, restarts=restarts, connect=connect, router=build)
         self.client = ParallelClient(context)
 
@@ -233,7 +234,7 @@ class House:
         return [state.dp_rank for state in self.client.states() if state.alive]
 
 
-def played_starts(start: Any, size: int) -> list[Any]:
+def played_starts(start: Any, size: int, meeting: str) -> list[Any]:
     """In place of `dp_starts`."""
     return [SimpleNamespace(worker=SimpleNamespace(data_parallel_rank=dp_rank)) for dp_rank in range(size)]
 

@@ -23,14 +23,46 @@ Made = Mapping[str, Sequence[Selection[Any]]]
 def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
     """Raise ConfigError where drivers do not go together, or not with the model."""
     model = start.worker.model
+    check_parallel(config, start, made)
     if any(site.kind == "state" for site in model.sites):
         check_states(model, made.get(points.DRAFTER.name, ()), made.get(points.KV_CONNECTOR.name, ()))
     check_processors(made[points.LOGITS_PROCESSOR.name])
+    if config.kv_canary and (model.whole_prompts or not config.enable_prefix_caching or not start.worker.layout.groups):
+        found = "marks are made of blocks' keys, which this engine or its model, without a prefix cache, does without"
+        raise ConfigError("kv_canary=True", found, "leave --kv-canary out")
     check_connectors(config, start.preemption_mode, made.get(points.KV_CONNECTOR.name, ()))
     check_adapters(start, made)
     check_reuse(start, made)
     if model.encoder is not None:
         check_places(config, start.worker, made[points.PLATFORM.name][0].card.memory())
+
+
+def check_parallel(config: EngineConfig, start: CoreStart, made: Made) -> None:
+    """Raise ConfigError where ranks are to share what nobody at work can divide."""
+    parallel = start.worker.parallel
+    if parallel.pp > 1 and config.asked("drafter") is not None:
+        asked = f"drafter={config.asked('drafter')} with pipeline_parallel_size={parallel.pp}"
+        found = "drafts are made where the last stage draws, and the first stage cannot know them yet"
+        raise ConfigError(asked, found, "leave one of them out")
+    if parallel.cp > 1:
+        found, remedy = "no attention driver divides a sequence's tokens over ranks", "leave it out"
+        raise ConfigError(f"context_parallel_size={parallel.cp}", found, remedy)
+    named, has = config.asked(points.EXPERTS.name), bool(made.get(points.EXPERTS.name))
+    if not has and (named is not None or config.options_for(points.EXPERTS.name)):
+        asked = f"experts={named} with {start.worker.model.architecture}"
+        raise ConfigError(asked, "it has no routed experts", "leave --experts and its options out")
+    if not parallel.ep:
+        return
+    asked = f"enable_expert_parallel=True with {start.worker.model.architecture}"
+    if not has:
+        raise ConfigError(asked, "it has no routed experts", "leave --enable-expert-parallel out")
+    if parallel.ep_size == 1:
+        found, remedy = "one rank has all experts", "say over how many: --tensor-parallel-size, --data-parallel-size"
+        raise ConfigError(asked, found, remedy)
+    if parallel.dp > 1:
+        found = "engine cores step each for itself, and would wait for one another's tokens without end"
+        remedy = "deal them over --tensor-parallel-size, with one engine core"
+        raise ConfigError(f"{asked} and data_parallel_size={parallel.dp}", found, remedy)
 
 
 def check_adapters(start: CoreStart, made: Made) -> None:

@@ -109,6 +109,12 @@ class Machines:
         self._threads = worker.num_threads  # as the user set them; what a client divides are this machine's
         num_cores = plan.config.data_parallel_size
         self._at_end = self.close if num_cores == 1 else None  # of several, their client closes it
+        if self._several and worker.parallel.dp > 1:
+            raise ConfigError(
+                f"enable_expert_parallel with {num_cores} engine cores on machines of nodes={chosen.candidate.name}",
+                "cores that share experts meet in a folder, and several machines have none together",
+                "leave --enable-expert-parallel out, or use one core (--data-parallel-size 1)",
+            )
         need = NodesNeed(num_cores=num_cores, parallel=worker.parallel, device=worker.device)
         self._nodes: Nodes = chosen.build(NodesContext(need=need, start=worker, options=chosen.options))
         self._seats: list[list[Seat]] = []
