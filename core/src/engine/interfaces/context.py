@@ -15,7 +15,7 @@ from engine.types.start import WorkerStart
 if TYPE_CHECKING:
     import torch
 
-    from engine.interfaces.nodes import Nodes, NodesNeed
+    from engine.interfaces.nodes import Nodes
     from engine.interfaces.ops import Ops
     from engine.interfaces.platform import Platform
 
@@ -75,21 +75,6 @@ class RouterContext:
     max_num_seqs: int
     block_size: int
     cached_tokens: int
-    options: Any = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodesContext:
-    """For bodies of point nodes, in the process that starts the engine.
-
-    Args:
-        options: the driver's validated `Options`, or None where its card declares none.
-        need: what the engine asks.
-        start: the workers' start message, of no core yet: which drivers and weights every machine needs.
-    """
-
-    need: NodesNeed
-    start: WorkerStart
     options: Any = None
 
 

@@ -7,14 +7,14 @@ themselves start these through the head (`engine_kit.machines`), so a driver nee
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from engine.plugin import Card
-from engine.process.local import NodeProcess as NodeProcess
 from engine.types.parallel import Parallel
 
 if TYPE_CHECKING:
-    from engine.interfaces.context import NodesContext
+    from engine.process.local import NodeProcess
+    from engine.types.start import WorkerStart
 
 NODE_LOST = -1000
 """What `NodeProcess.poll` gives for a process on a machine that was lost."""
@@ -33,6 +33,21 @@ class NodesNeed:
     num_cores: int = 1
     parallel: Parallel = field(default_factory=Parallel)
     device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesContext:
+    """What a body is built with, in the process that starts the engine.
+
+    Args:
+        options: the driver's validated `Options`, or None where its card declares none.
+        need: what the engine asks.
+        start: the workers' start message, of no core yet: which drivers and weights every machine needs.
+    """
+
+    need: NodesNeed
+    start: WorkerStart
+    options: Any = None
 
 
 class NodesCard(Card):

@@ -334,6 +334,8 @@ class Child(Generic[T]):
         """Free sockets and directory, once it has ended and nobody receives any more. Idempotent."""
         if os.getpid() != self._owner:
             return
+        with self._sending:
+            self._outbox = None
         self._used.close()
 
 

@@ -43,7 +43,7 @@ class NodeProcess(Protocol):
         """Close its standard input, which has it leave at once. Idempotent."""
 
     def kill(self, hangs: bool = False) -> None:
-        """End it, with those that it started. One that `hangs` gets to write down where. Idempotent."""
+        """End it; those that it started see that. One that `hangs` gets to write down where. Idempotent."""
 
     def describe(self) -> str:
         """It and its state, for people: "process 123, sleeping"."""

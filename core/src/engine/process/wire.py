@@ -236,6 +236,7 @@ class Outbox:
         public, secret = zmq.curve_keypair()
         options: dict[int, Any] = {zmq.CURVE_SERVERKEY: key, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret}
         options |= {zmq.HEARTBEAT_IVL: round(250 * timeout), zmq.HEARTBEAT_TIMEOUT: round(750 * timeout)}
+        options |= {zmq.HANDSHAKE_IVL: round(1000 * timeout)}
         self._socket = _socket(self._context, zmq.PUSH, "", options)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)

@@ -7,10 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 from engine.interfaces.nodes import Node, NodesCard
-from engine.process.local import LocalProcess
+from engine.types.errors import EngineDeadError
 
 if TYPE_CHECKING:
-    from engine.interfaces.context import NodesContext
+    from engine.interfaces.nodes import NodesContext
+    from engine.process.local import LocalProcess
 
 
 class LocalNodes(NodesCard):
@@ -28,13 +29,25 @@ class Local:
 
     def __init__(self, context: NodesContext) -> None:
         self._node = Node("local", processors=os.cpu_count() or 1)
+        self._started: list[LocalProcess] = []
 
     def all(self) -> tuple[Node, ...]:
         return (self._node,)
 
     def spawn(self, node: str, module: str, start: bytes, what: str, devices: int = 0) -> LocalProcess:
-        assert node == self._node.name
-        return LocalProcess(module, start, what)
+        if node != self._node.name:
+            raise EngineDeadError(f"start {what} on '{node}'", "there is this machine alone", "name others: --nodes")
+        from engine.process.local import LocalProcess
+
+        process = LocalProcess(module, start, what)
+        self._started = [*(one for one in self._started if one.poll() is None), process]
+        return process
 
     def close(self) -> None:
-        """Processes belong to those who started them."""
+        started, self._started = self._started, []
+        for process in started:
+            process.let_go()
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.close()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, cast
 import zmq
 from msgspec.structs import replace
 
-from engine.interfaces.context import NodesContext
-from engine.interfaces.nodes import Node, NodeProcess, Nodes, NodesNeed
+from engine.interfaces.nodes import Node, Nodes, NodesContext, NodesNeed
 from engine.plugin.points import EXECUTOR, NODES
 from engine.process.child import Elsewhere
+from engine.process.local import NodeProcess
 from engine.process.wire import decoder, encode
 from engine.types.errors import ConfigError, EngineDeadError
 from engine.types.parallel import Parallel, places
@@ -63,9 +63,9 @@ def seats(nodes: Sequence[Node], parallel: Parallel, num_cores: int) -> list[lis
     sharers, met, found = Counter(order), Counter[int](), list[Seat]()
     for at in order:
         node = nodes[at]
-        device = 0 if node.hides else met[at]
+        device, sharing = (0, 1) if node.hides else (met[at], sharers[at])
         met[at] += 1
-        found.append(Seat(node=node.name, address=node.address, device=device, sharers=sharers[at]))
+        found.append(Seat(node=node.name, address=node.address, device=device, sharers=sharing))
     return [found[core * parallel.world :][: parallel.world] for core in range(num_cores)]
 
 

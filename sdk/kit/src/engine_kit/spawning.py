@@ -16,7 +16,8 @@ from typing import Any, cast
 import msgspec
 import zmq
 
-from engine.interfaces.nodes import NODE_LOST, NodeProcess
+from engine.interfaces.nodes import NODE_LOST
+from engine.process.local import NodeProcess
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Beat
 

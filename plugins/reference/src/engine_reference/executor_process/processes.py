@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from engine.interfaces.nodes import NodeProcess, Nodes
+from engine.interfaces.nodes import Nodes
 from engine.process import wire
 from engine.process.child import Child, Elsewhere
+from engine.process.local import NodeProcess
 from engine.process.wire import wait_for_any
 from engine.types.start import WorkerStart
 from engine_reference.executor_process.messages import News, Order, RankFailed, RankStart

@@ -23,6 +23,7 @@ import msgspec
 
 from engine.embedding import EngineConfig, launch, start_cores
 from engine.interfaces.client import CoreState
+from engine.plugin.points import NODES
 from engine.process.child import Child
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
 from engine.types.messages import Attach, Detach
@@ -194,6 +195,12 @@ class Parent(Program):
         self._config = config
         self._place = place
         self._plan = plan = launch(config)
+        if any(chosen.card.several for chosen in plan.chosen(NODES)):
+            raise ConfigError(
+                f"api_workers={settings.api_workers} with nodes={config.asked('nodes')}",
+                "API processes speak to engine cores over sockets of one machine, and these run on others",
+                "leave --api-workers out",
+            )
         self._cores = start_cores(plan)
         self._responses = KeptResponses(ResponseStore(settings.response_store_size, settings.response_store_time))
         self._phase = Phase.STARTING
