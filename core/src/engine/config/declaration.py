@@ -186,6 +186,7 @@ class EngineSettings(Settings):
         above=0,
         most=1,
     )
+    enable_prompt_embeds: bool = setting(False, "let prompts bring embeddings in place of tokens (prompt_embeds)")
     enable_prefix_caching: bool = setting(True, "reuse the KV cache of prompts that begin alike")
     prefix_caching_hash_algo: str = setting(
         "xxhash",

@@ -227,6 +227,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
     kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
     model = _decide_runner(config, checkpoint, files, model.computed_in(dtype))
+    model = msgspec.structs.replace(model, prompt_embeds=config.enable_prompt_embeds)
     model = brought("generation_config", "read generation_config.json")(config, files, model)
     max_model_len = _max_model_len(config, model)
     parallel = need.parallel

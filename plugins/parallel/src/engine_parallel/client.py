@@ -1,7 +1,8 @@
 """Several engine cores as one: each a process of its own with its own workers, and requests spread over them.
 
 A core's death loses only its own sequences: they end with RankDeadError, and the others go on. When the last one dies,
-its error is the engine's.
+its error is the engine's. Cores that share experts compute each step together: none goes on without the others, so the
+first death is the engine's.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class ParallelClient:
         self._blame = Blame(context.core.worker.choices)
         self._worker: WorkerReady | None = None
         self._meeting = ""
-        if context.owner and context.core.worker.parallel.dp > 1:
+        self._together = context.core.worker.parallel.dp > 1
+        if context.owner and self._together:
             self._meeting = tempfile.mkdtemp(prefix="engine-")
         starts = dp_starts(context.core, context.num_cores, self._meeting)
         self._restarts = [Restarts(partial(context.connect, start), context.restarts) for start in starts]
@@ -223,7 +225,7 @@ class ParallelClient:
 
     def _heard(self, dp_rank: int, news: CoreOutputs) -> CoreOutputs:
         """What a living core told; where it told that it dies, what that means for its sequences."""
-        if len(self._living) == 1:
+        if len(self._living) == 1 or self._together:
             return news
         last = next((output for output in news.outputs if output.error is not None and _is_dead(output)), None)
         if last is None:
@@ -236,11 +238,14 @@ class ParallelClient:
         """A core has died. Returns its sequences' end, after what it told of others `last`."""
         core = self._cores[dp_rank]
         lost = [output.request_id for output in last if _is_dead(output)] + list(core.unfinished)
-        self._past[dp_rank] = counters(self._stats(dp_rank))
-        self._living.remove(dp_rank)
-        self._errors[dp_rank] = error
-        for question in self._questions:
-            question.leave(dp_rank, error if not self._living else None)
+        for one in list(self._living) if self._together else [dp_rank]:
+            self._past[one] = counters(self._stats(one))
+            self._living.remove(one)
+            self._errors[one] = error
+            for question in self._questions:
+                question.leave(one, error if not self._living else None)
+            if one != dp_rank:
+                self._cores[one].ask_to_stop()
         assert self._router is not None
         self._router.rank_died(dp_rank)
         if not self._living:

@@ -22,6 +22,7 @@ from engine.types.checks import MAX_INT, check_flags, check_number, check_ranges
 from engine.types.errors import InvalidRequestError, shown
 from engine.types.outputs import Logprob, RequestOutput
 from engine.types.params import MAX_LOGPROBS, SamplingParams
+from engine.types.request import EngineRequest
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
 """Each beam is asked for twice as many candidates as there are beams."""
@@ -112,9 +113,10 @@ def beam_search(
         asked = []
         for place, tokens in beams:
             request = processed[place].requests[0]
-            prompt: dict[str, Any] = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
+            beside = {"cache_salt": request.cache_salt, "adapter": request.adapter, "prompt_embeds": request.embeds}
+            prompt: dict[str, Any] = {name: value for name, value in beside.items() if value is not None}
             if request.encoder is None:
-                prompt["prompt_token_ids"] = tokens
+                prompt["prompt_token_ids"] = tokens[_given(request) :]
             else:
                 prompt |= {"encoder_prompt": request.encoder, "decoder_prompt": tokens}
             asked.append(inputs.complete(next(names), prompt, one))  # hooks have let in what it is a part of
@@ -130,8 +132,14 @@ def beam_search(
     )
     for request, sequences in zip(processed, found, strict=True):
         for index, sequence in enumerate(sequences):
-            sequence.text = frontend.outputs.filtered(request, index, inputs.tokenizer.decode(sequence.tokens))
+            text = inputs.tokenizer.decode(sequence.tokens[_given(request.requests[0]) :])
+            sequence.text = frontend.outputs.filtered(request, index, text)
     return [BeamSearchOutput(sequences) for sequences in found]
+
+
+def _given(request: EngineRequest) -> int:
+    """Of its first tokens those that are placeholders of embeddings."""
+    return 0 if request.embeds is None else len(request.embeds.data)
 
 
 @dataclass(slots=True)
