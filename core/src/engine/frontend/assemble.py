@@ -21,9 +21,9 @@ from engine.interfaces.router import Router
 from engine.interfaces.tokenizer import Tokenizer
 from engine.interfaces.tool_parser import ToolParser
 from engine.kv.tables import BlockTable
-from engine.plugin import HookRelay, Selection
+from engine.plugin import HookRelay, Selection, points
 from engine.plugin.loading import brought, load_entry_point
-from engine.plugin.points import ADAPTER, LOGITS_PROCESSOR, REASONING_PARSER, ROUTER, SCHEDULING_POLICY, TOOL_PARSER
+from engine.plugin.points import LOGITS_PROCESSOR, NODES, REASONING_PARSER, ROUTER, SCHEDULING_POLICY, TOOL_PARSER
 from engine.types.errors import ConfigError, InvalidRequestError, TokenizerError
 from engine.types.start import BrokenPlugin, CoreStart, WorkerReady, WorkerStart
 
@@ -76,7 +76,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
     )
     if variables or plan.chat_template is not None:
         _try_chat(plan, inputs)
-    if plan.one(ADAPTER) is not None:
+    if plan.one(points.ADAPTER) is not None:
         made = brought("adapter_tokenizers", "read the tokenizers of adapters")
         inputs.of_adapters = made(plan.tokenizer.card, partial(_built, plan, plan.tokenizer), tokenizer, plan)
     outputs = OutputProcessor(tokenizer, hooks, plan.model_name)
@@ -195,8 +195,8 @@ class Attached:
 
 
 def start_client(plan: Launch) -> CoreClient:
-    """The engine core in this process, or several in processes of their own; loaded and ready."""
-    if plan.config.data_parallel_size == 1:
+    """The engine core in this process; several, or those of other machines, in processes of their own. Ready."""
+    if plan.config.data_parallel_size == 1 and not any(one.card.several for one in plan.chosen(NODES)):
         from engine.loop.assemble import assemble_core
 
         return InProcessClient(assemble_core(plan.start, plan.registry))
@@ -207,9 +207,9 @@ def start_client(plan: Launch) -> CoreClient:
 
 def start_cores(plan: Launch, attached: Attached | None = None) -> RemoteClient:
     """Engine cores in processes of their own, which begin to load the model; or those that another process started."""
-    from engine.frontend.process_client import start_process  # with what speaks to processes: not every use needs it
-
-    connect = start_process if attached is None else attached.connect
+    if attached is None:
+        machines = brought("machines", "start engine cores").Machines(plan)
+    connect = machines.connect if attached is None else attached.connect
     if plan.config.data_parallel_size == 1:
         return connect(plan.start)
     context = ClientContext(
@@ -219,6 +219,7 @@ def start_cores(plan: Launch, attached: Attached | None = None) -> RemoteClient:
         connect=connect,
         router=partial(build_router, plan),
         owner=attached is None,
+        at_end=machines.close if attached is None else None,
     )
     make: Any = load_entry_point(client_of_several(plan.registry))
     client: RemoteClient = make(context)

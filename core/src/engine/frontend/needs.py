@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 from engine.interfaces.adapter import OPERATIONS as ADAPTING
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.communicator import CommunicatorNeed
-from engine.interfaces.executor import ExecutorNeed
+from engine.interfaces.executor import ExecutorCard, ExecutorNeed
 from engine.interfaces.experts import OPERATIONS as EXPERT_OPERATIONS
 from engine.interfaces.experts import ExpertsNeed
 from engine.interfaces.kv_connector import KVConnectorNeed
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorNeed
 from engine.interfaces.model import ModelNeed
+from engine.interfaces.nodes import NodesNeed
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed, ops_needs
 from engine.interfaces.quantization import KINDS as QUANTIZED
 from engine.interfaces.quantization import QuantizationNeed, stored_form
@@ -250,6 +251,12 @@ def _ops(facts: Facts) -> dict[str, OpsNeed]:
     return ops_needs(called, dtype=facts.dtype, batch_invariant=invariant, **facts.place)
 
 
+def _nodes_of_executor(facts: Facts, asks: Mapping[str, NodesNeed], registry: Registry) -> str | None:
+    """The driver that comes with the executor that the user names."""
+    named, (cards, _) = facts.config.asked("executor"), ranked(registry, points.EXECUTOR.name)
+    return next((cast("type[ExecutorCard]", card).nodes for one, card in cards if one.name == named), "") or None
+
+
 def _communicator(facts: Facts) -> dict[str, CommunicatorNeed]:
     parallel = facts.parallel
     groups = (parallel.tp, parallel.cp, parallel.dp, parallel.ep_size)
@@ -272,6 +279,15 @@ TABLE: tuple[Row[Any, Any], ...] = (
     Row(points.OPS, _ops, together=(("pack_linear", "linear"), EXPERT_OPERATIONS, ADAPTING), found=_defined_once),
     Row(points.COMMUNICATOR, _communicator, _several_ranks),
     Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(parallel=facts.parallel)}),
+    Row(
+        points.NODES,
+        lambda facts: {
+            "": NodesNeed(
+                num_cores=facts.config.data_parallel_size, parallel=facts.parallel, device=facts.platform.device
+            )
+        },
+        found=_nodes_of_executor,
+    ),
     Row(points.QUANTIZATION, quantization_needs, _has_layers, found=reads_stored),
     Row(
         points.EXPERTS,

@@ -335,11 +335,15 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
             if (same := of_members.get(place.members)) is not None:
                 groups[name] = same
                 continue
-            place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(place.rendezvous, mode=0o700)
+            nodes = len({start.seats[rank].node for rank in place.members}) if start.seats else 1
+            if nodes == 1:
+                place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(place.rendezvous, mode=0o700)
             invariant = start.batch_invariant and name != "pp"  # stages add nothing up
-            need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=invariant)
+            need = CommunicatorNeed(
+                world_size=place.size, device=start.device, batch_invariant=invariant, num_nodes=nodes
+            )
             # A driver was chosen for the largest group; one that cannot serve a smaller one leaves it to the others.
             fit = [selection for selection in chosen.communicators if not selection.card.unsupported(need)]
             communicators: list[Communicator] = []
