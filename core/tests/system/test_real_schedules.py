@@ -147,7 +147,8 @@ def make_core(
     form = laid_out(settings.drafter)
     if settings.canary:
         form = form.marked()
-    parts = [] if isinstance(worker, Crew) else worker._runner._parts  # type: ignore[union-attr]
+    last: Any = worker.workers[-1] if isinstance(worker, Crew) else worker
+    parts = last._runner._parts
     chosen = next((part._chosen for part in parts if isinstance(part, Drafting)), None)
     if chosen is not None and isinstance(chosen.drafter, drafters.KnowingBody):
         chosen.drafter.slots.clear()  # the last to leave are told of with the next plan, which another core makes
@@ -417,8 +418,9 @@ def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, b
         (None, False, 100, True),
         pytest.param(Parallel(tp=2), False, 0, False, marks=pytest.mark.slow),
         (Parallel(tp=2), True, 0, False),
+        (Parallel(pp=2), False, 100, False),
     ],
-    ids=["one rank", "swapped and captured", "divided", "whole"],
+    ids=["one rank", "swapped and captured", "divided", "whole", "staged"],
 )
 def test_a_draft_model_that_is_the_target_itself_is_always_right(
     parallel: Parallel | None, whole: bool, swap_pages: int, buckets: bool

@@ -239,7 +239,8 @@ class Adapters(Protocol):
     """All adapters of one worker. Linear layers ask for theirs; models themselves know of none."""
 
     def layer(self, shape: LayerShape) -> AdapterLayer | None:
-        """That of a layer; None where it is never adapted. Asked once, while the model is built."""
+        """That of a layer; None where it is never adapted. Asked once, while the model is built; also of embeddings,
+        kind "embedding", whose x are ids [T]: of this rank's inputs, or of others, for which it adds nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +268,7 @@ class ModelContext:
         target: for a draft model, the model that it drafts for, loaded; else None.
         shares: of "embed" and "head", what a draft model takes from the target (`engine.modeling.Decoder` has them by
             these names) in place of its own, which its checkpoint may hold all the same.
+        lends: of the same, what draft models take from this one: also the last of several stages has its embedding.
     """
 
     description: ModelDescription
@@ -289,6 +291,7 @@ class ModelContext:
     stage: Stage = field(default_factory=Stage)
     target: Model | None = None
     shares: frozenset[str] = frozenset()
+    lends: frozenset[str] = frozenset()
 
 
 class Model(Protocol):

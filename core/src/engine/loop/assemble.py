@@ -168,8 +168,11 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
 
 
 def _jump_forward(start: CoreStart, constraints: Constraints | None, vocabulary: Vocabulary) -> JumpForward | None:
-    """Over what constraints force; None where the user does not want it, or no grammar driver at work can tell."""
+    """Over what constraints force; None where the user does not want it, or no grammar driver at work can tell, or
+    stages before the last could not put back states."""
     if constraints is None or not constraints.takes_drafts or not start.enable_jump_forward:
+        return None
+    if start.worker.parallel.pp > 1 and any(site.kind == "state" for site in start.worker.model.sites):
         return None
     made: Callable[..., JumpForward] | None = brought("jump_forward")
     return None if made is None else made(start.worker.max_num_seqs, vocabulary, vocabulary.encode)

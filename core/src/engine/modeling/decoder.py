@@ -83,7 +83,8 @@ class Decoder(ModelBody):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """As `ModelBody.load_weights`, of this stage's parts."""
         whole, stage = _names(self), self.context.stage
-        absent = (() if stage.first else ("embed",)) + (() if stage.last else ("norm", "head", "score"))
+        absent: tuple[str, ...] = () if stage.first or "embed" in self.context.lends else ("embed",)
+        absent += () if stage.last else ("norm", "head", "score")
         for part in absent:
             vars(self).pop(part, None)
         self._absent = whole - _names(self)

@@ -126,7 +126,8 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         attention = _attention(start, chosen, context)
         assert context.ops is not None
         adapters = chosen.build("adapter", "", None, context, "worker") if chosen.names("adapter") else None
-        model = _loaded(chosen, context, attention, groups, adapters=adapters)
+        lent = frozenset[str]().union(*(draft.shares for draft in start.drafts))
+        model = _loaded(chosen, context, attention, groups, adapters=adapters, lends=lent)
         drafts = tuple(
             _loaded(
                 theirs, replace(context, start=one), attention, groups, model=index, target=model, shares=draft.shares
@@ -152,7 +153,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         drafter,
         processors,
         connectors,
-        _not_captured(card, start, chosen, attention),
+        _not_captured(card, start, chosen, attention, adapters),
         card.skips_padding,
         card.captures_drafts if drafter is not None and attention.captures("uniform", "any") else "never",
         card.captures_mixed and drafter is None and attention.captures("any"),
@@ -168,13 +169,19 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
 
 
 def _not_captured(
-    card: type[PlatformCard], start: WorkerStart, chosen: _ManifestChoices, attention: AttentionLayers
+    card: type[PlatformCard],
+    start: WorkerStart,
+    chosen: _ManifestChoices,
+    attention: AttentionLayers,
+    adapters: AdapterWorker | None = None,
 ) -> tuple[str, ...] | None:
     if card.recorder is None or not start.model.generates:
         return None
     # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.
     communicators = chosen.communicators[:1] if start.parallel.world * start.parallel.dp > start.parallel.pp else []
-    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], chosen.model.operations)
+    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], chosen.operations)
+    if adapters is not None and not adapters.captured:
+        reasons.append("experts with adapters are computed one by one")
     if not attention.captures("decode", "uniform", "any"):
         reasons.append("the attention's steps cannot be replayed")
     model = chosen.fit("model", "", None)
@@ -222,6 +229,9 @@ def step_parts(
     )
     draws = Draws(start, ops, platform, tokens, parameters, processors, drafting, faults)
     parts: list[StepPart] = [draws, processors, drafting]
+    if drafter is not None and start.parallel.pp > 1:
+        early = brought("early_drafts", "draft with several stages")
+        parts.append(early(start, drafting, session, platform, faults, drafter.num_tokens))
     if built.connectors and not profiles:
         parts.insert(0, brought("transfers", "take KV pages elsewhere")(start, built.connectors, built.layerwise))
     if built.adapters is not None and not profiles:
@@ -237,7 +247,7 @@ def step_parts(
         parts.append(brought("token_types", "tell texts apart")(platform, start.max_num_seqs, max_tokens))
     if start.place.draws and description.generates:
         scorer = brought("prompt_scorer", "score prompts")
-        parts.append(scorer(ops, platform, model, tokens, description.vocab_size))
+        parts.append(scorer(ops, platform, model, tokens, description.vocab_size, built.adapters))
     elif start.place.draws:
         parts.append(brought("pooler", "pool hidden states")(platform, model, description))
     return draws, parts
@@ -265,6 +275,12 @@ class _ManifestChoices:
     def model(self) -> type[ModelCard]:
         """The card of the model's driver."""
         return cast("type[ModelCard]", self.fit("model", "", None).card)
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """What the model's body calls, and the adapters'."""
+        adapter = cast("type[AdapterCard]", self.fit("adapter", "", None).card) if self.names("adapter") else None
+        return self.model.operations | (frozenset() if adapter is None else adapter.operations)
 
     def fit(self, point: str, kind: str, need: Any) -> Selection:
         """The chosen driver, asked again whether it can serve `need`."""
@@ -333,16 +349,14 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
 
 def _ops(start: WorkerStart, of_models: Sequence[_ManifestChoices], context: WorkerContext) -> Ops:
     """Those that the model's body calls, and those of its draft models."""
-    called, chosen = frozenset().union(*(one.model.operations for one in of_models)), of_models[0]
-    if chosen.names("adapter"):
-        called |= cast("type[AdapterCard]", chosen.fit("adapter", "", None).card).operations
+    called, chosen = frozenset().union(*(one.operations for one in of_models)), of_models[0]
     needs = ops_needs(called, dtype=start.dtype, device=start.device, batch_invariant=start.batch_invariant)
     operations = {name: getattr(chosen.build("ops", name, need, context), name) for name, need in needs.items()}
     return cast(Ops, ResolvedOps(operations))
 
 
 def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> ChosenDrafter | None:
-    if not chosen.names("drafter"):
+    if not chosen.names("drafter") or not start.place.draws:
         return None
     need = DrafterNeed(dtype=start.dtype, device=start.device)
     selection = chosen.fit("drafter", "", need)

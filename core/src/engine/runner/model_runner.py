@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,7 @@ class ModelRunner:
         self._groups = built.attention.stepped
         self._walk: LayerIterator = StepWalk() if walk is None else walk
         self._first_layer = start.place.stage.start
+        self._adapted = nullcontext if built.adapters is None else built.adapters.at
         self._buckets: dict[int, tuple[int, ...]] = {}
         self._captures_drafts = built.captures_drafts
         if built.not_captured == () and not profiles:
@@ -372,7 +374,8 @@ class ModelRunner:
             view = View(self._platform, self._attention, step.frame, step.streams, step.plan, staged)
             walk = StepWalk(self._first_layer, view, step.listeners)
         narrowed = "wanted" in state
-        hidden = self._model.forward(state, walk)
+        with self._adapted():
+            hidden = self._model.forward(state, walk)
         narrowed = narrowed and "wanted" not in state
         step.hidden = hidden = hidden if view is None or hidden is None else view.spread(hidden)
         if hidden is None:
@@ -381,7 +384,8 @@ class ModelRunner:
         elif select is None or len(select):
             if select is not None and not narrowed:
                 hidden = self._ops.gather_rows(hidden, select)
-            step.take(self._ops.check_logits(self._model.logits(hidden)))
+            with self._adapted():
+                step.take(self._ops.check_logits(self._model.logits(hidden)))
 
 
 def _has(part: StepPart, method: str) -> bool:

@@ -106,7 +106,7 @@ class Scheduler:
         self.swapping = swapping
         self.vocab_size = vocab_size
         self.slots = SlotTable(max_num_seqs, max_model_len, all_wait=stages > 1, now=now)
-        self.drafts = DraftSources(speculation, jump_forward, constraints)
+        self.drafts = DraftSources(speculation, jump_forward, constraints, early=stages > 1)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
         self.connectors = Connectors(connectors, kv, self.slots)
         if self.connectors.stores:
@@ -249,6 +249,7 @@ class Scheduler:
         if self.drafts.speculation is not None:
             self.drafts.speculation.took(plan, result.num_drafts, self.slots.now())
         self._take_news(plan, result)
+        self.drafts.take(plan, result)
         if lowest == BROKEN:
             states.fail_broken(plan, result)
         accepted = accept(plan, result, self.slots, self.kv, self.drafts, pools=states.pools)

@@ -153,6 +153,7 @@ class SlotTable:
         accepts: bool; a token that returns belongs to the request (False: it has ended, the token is surplus).
         waits: bool; no token is planned before the one before it is known: the next plan tells the workers.
         num_waits: how many of these there are.
+        proposed: bool; the drafts of the step under way came with the result before it.
         matched: bool; the request has a matcher: masks follow its steps.
         num_matched: how many of these there are.
         last_step: int64; the last step that names the slot.
@@ -178,6 +179,7 @@ class SlotTable:
         self.accepts = np.zeros(num_slots, bool)
         self.waits = np.zeros(num_slots, bool)
         self.num_waits = 0
+        self.proposed = np.zeros(num_slots, bool)
         self.matched = np.zeros(num_slots, bool)
         self.num_matched = 0
         self.last_step = np.zeros(num_slots, np.int64)

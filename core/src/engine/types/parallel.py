@@ -40,6 +40,11 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
         return self.tp * self.pp * self.cp
 
     @property
+    def of_stage(self) -> Parallel:
+        """The same, of one stage: the last one has draft models."""
+        return msgspec.structs.replace(self, pp=1, split=())
+
+    @property
     def ep_size(self) -> int:
         """Ranks over which a layer's experts are dealt."""
         return self.tp * self.dp if self.ep else 1

@@ -116,16 +116,18 @@ class KnownTokens(msgspec.Struct, kw_only=True):
     token: Int32
 
 
-class ForcedDrafts(msgspec.Struct, kw_only=True):
-    """Drafts that the drafter is not asked for: a constraint forces them.
+class GivenDrafts(msgspec.Struct, kw_only=True):
+    """Drafts that travel: with a plan those that the drafter is not asked for; with a result what it has proposed.
 
     Args:
         row: int32 [g], ascending; rows of the plan, which computes all of theirs: `num_drafts[row]`.
         tokens: int32 [g, k]; those of each row, in order, then -1.
+        proposed: bool [g]; came with the result before; the others are forced by a constraint. None: in a result.
     """
 
     row: Int32
     tokens: np.ndarray
+    proposed: np.ndarray | None = None
 
 
 class StepPlan(msgspec.Struct, kw_only=True):
@@ -153,7 +155,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         left_slots: those that requests have left; None where there are none.
         new_blocks: one entry for each KV table.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
-        forced_drafts: those that come with the plan; None where there are none.
+        given_drafts: those that come with the plan; None where there are none.
         known: None where nobody needs them.
         copies: of pages; None where there are none. A source may be a page that a row of this step writes to: it is
             read before.
@@ -178,7 +180,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     new_slots: list[NewSlot]
     new_blocks: list[NewBlocks]
     num_drafts: Int32 | None = None
-    forced_drafts: ForcedDrafts | None = None
+    given_drafts: GivenDrafts | None = None
     left_slots: LeftSlots | None = None
     known: KnownTokens | None = None
     copies: PageCopies | None = None
@@ -283,6 +285,7 @@ class StepResult(msgspec.Struct, kw_only=True):
         news: by connector, what its worker halves have to tell, of each rank that has something; None where none has.
         pooled: None where no row of this step has anything pooled.
         errors: by row: what a driver raised over it; None where none did.
+        proposed: what the drafter of several stages would have rows compute next; None where it proposes nothing.
     """
 
     step_id: int
@@ -293,3 +296,4 @@ class StepResult(msgspec.Struct, kw_only=True):
     news: dict[str, list[bytes]] | None = None
     pooled: PooledRows | None = None
     errors: dict[int, ErrorParts] | None = None
+    proposed: GivenDrafts | None = None

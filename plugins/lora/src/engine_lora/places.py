@@ -207,8 +207,8 @@ class Places:
 
 def _misfit(adapter: Adapter, modules: list[str]) -> InvalidRequestError:
     named = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
-    found = f"this model has no linear layer {named} that adapters may change"
-    if any(".experts." in module for module in modules):
-        found += "; the experts of mixtures are computed together, and are left as they are"
-    remedy = "name an adapter that was trained for this model, without its head, or merge it into the weights"
+    found = f"this model has no layer {named} that adapters may change"
+    if any("experts" in module for module in modules):
+        found += "; the experts of mixtures are left as they are unless the engine starts with --adapter.experts true"
+    remedy = "name an adapter that was trained for this model, or merge it into the weights"
     return refusal(adapter.path, found, remedy)

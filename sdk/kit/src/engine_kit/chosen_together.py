@@ -13,7 +13,8 @@ from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.plugin import Selection, points
 from engine.types.errors import ConfigError
 from engine.types.model import ModelDescription
-from engine.types.start import CoreStart
+from engine.types.parallel import split_layers
+from engine.types.start import CoreStart, WorkerStart
 from engine_kit.encoder_places import check_places
 
 Made = Mapping[str, Sequence[Selection[Any]]]
@@ -26,6 +27,8 @@ def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
     check_parallel(config, start, made)
     if any(site.kind == "state" for site in model.sites):
         check_states(model, made.get(points.DRAFTER.name, ()), made.get(points.KV_CONNECTOR.name, ()))
+    if start.worker.parallel.pp > 1:
+        check_stages(start.worker, made.get(points.DRAFTER.name, ()))
     check_processors(made[points.LOGITS_PROCESSOR.name])
     if config.kv_canary and (model.whole_prompts or not config.enable_prefix_caching or not start.worker.layout.groups):
         found = "marks are made of blocks' keys, which this engine or its model, without a prefix cache, does without"
@@ -39,13 +42,28 @@ def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
         check_places(config, start.worker, made[points.PLATFORM.name][0].card.memory())
 
 
+def check_stages(worker: WorkerStart, drafters: Sequence[Selection[DrafterCard]]) -> None:
+    """Raise ConfigError where the last of several pipeline stages, which proposes and verifies drafts, would need what
+    is on the others."""
+    model, parallel = worker.model, worker.parallel
+    for drafter in drafters:
+        card, reason = drafter.card, ""
+        there = range(model.num_layers - split_layers(parallel, model.num_layers)[-1], model.num_layers)
+        streams = card.streams(model, drafter.options) if "streams" in card.needs else ()
+        if away := [layer for layer in streams if layer not in there]:
+            reason = f"it reads the streams behind layers {away}, and the last stage begins with layer {there[0]}"
+        if card.branches(drafter.options):
+            reason = "it proposes trees, and the other stages would have to move what they keep of the right path"
+        if any(site.kind == "state" for site in model.sites):
+            reason = f"the other stages would have to put back the states of {model.architecture} behind wrong drafts"
+        if reason:
+            asked = f"drafter={drafter.candidate.name} with pipeline_parallel_size={parallel.pp}"
+            raise ConfigError(asked, reason, "name another drafter, or divide the model by --tensor-parallel-size")
+
+
 def check_parallel(config: EngineConfig, start: CoreStart, made: Made) -> None:
     """Raise ConfigError where ranks are to share what nobody at work can divide."""
     parallel = start.worker.parallel
-    if parallel.pp > 1 and config.asked("drafter") is not None:
-        asked = f"drafter={config.asked('drafter')} with pipeline_parallel_size={parallel.pp}"
-        found = "drafts are made where the last stage draws, and the first stage cannot know them yet"
-        raise ConfigError(asked, found, "leave one of them out")
     if parallel.cp > 1:
         found, remedy = "no attention driver divides a sequence's tokens over ranks", "leave it out"
         raise ConfigError(f"context_parallel_size={parallel.cp}", found, remedy)

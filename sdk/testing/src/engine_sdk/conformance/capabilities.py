@@ -397,6 +397,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("many in one step, over {} rank(s)", "many_in_one_step", r"(\d)"),
             Capability("requests without an adapter keep their bits", "who_has_none_stays_as_it_is"),
             Capability("padded steps", "rows_that_are_padded"),
+            Capability("embeddings and heads", "both_ends"),
             Capability("more adapters than places", "places_change_hands another_revision"),
             Capability("others go on, nobody waits for ever", "others_go_on nobody_waits_for_ever any_order"),
             Capability("adapters that cannot be loaded", "what_does_not_fit files_that_are_gone"),
