@@ -194,7 +194,7 @@ class Attached:
 
 def start_client(plan: Launch) -> CoreClient:
     """The engine core in this process, or several in processes of their own; loaded and ready."""
-    if plan.config.data_parallel_size == 1:
+    if plan.config.data_parallel_size == 1 and plan.start.worker.parallel.dp == 1:
         from engine.loop.assemble import assemble_core
 
         return InProcessClient(assemble_core(plan.start, plan.registry))

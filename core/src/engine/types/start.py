@@ -73,6 +73,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model from
             the same machine. What the machine has is shared by all; of several devices, this core's ranks are
             those from data_parallel_rank * parallel.world on.
+        first_dp_rank: of the first of these cores, among those of all servers.
         kv_cache_dtype: of the pool's elements; None: `dtype`.
         memory_utilization: the share of the device's memory that the engine may take, weights and all; what the profile
             of a largest step leaves of it becomes pages, where neither pages nor their memory are given.
@@ -100,6 +101,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
+    first_dp_rank: int = 0
     swap_space: int = 0
     kv_cache_dtype: str | None = None
     memory_utilization: float | None = None
@@ -110,6 +112,11 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     profile_dir: str | None = None
     batch_invariant: bool = False
     drafts: tuple[DraftStart, ...] = ()
+
+    @property
+    def dp_rank(self) -> int:
+        """Of this engine core, among those of all servers."""
+        return self.first_dp_rank + self.data_parallel_rank
 
     @property
     def sites(self) -> tuple[KVSpec, ...]:
@@ -191,6 +198,8 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         worker_class: "pkg.mod:Class" of the worker.
         preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
         tokenizer_folder: where the tokenizer's files lie: grammars read its vocabulary.
+        lockstep: where cores meet that step together, "tcp://HOST:PORT"; "": in the directory `worker.meeting`.
+        lockstep_token: a file with what they show each other; "": nothing.
         step_timeout: seconds of silence after which a frontend takes a core in another process for hung.
     """
 
@@ -207,3 +216,5 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_folder: str = ""
     step_timeout: float = 600.0
     grammar_warm_up: bool = False
+    lockstep: str = ""
+    lockstep_token: str = ""
