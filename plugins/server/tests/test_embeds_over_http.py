@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from engine.embedding import AsyncLLM, EngineConfig
+from engine.embedding import EngineConfig
 from engine.types.errors import ConfigError
+from engine_kit.async_llm import AsyncLLM
 from engine_server.adapters import ServedAdapters
 from engine_server.app import create_app
 from engine_server.config import ServerConfig

@@ -24,6 +24,7 @@ from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import OFFERS, Drafter, DrafterCard, DrafterNeed, DrafterOptions
 from engine.interfaces.evictor import EvictorCard, ReuseContext
+from engine.interfaces.experts import CountsTokens
 from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
@@ -101,6 +102,8 @@ class Assembly:
     """What changes weights for single requests."""
     reuse: StepPart | None = None
     """The half of an evictor that finds what is no prefix."""
+    experts: CountsTokens | None = None
+    """What counts the tokens of routed experts."""
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -128,6 +131,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         adapters = chosen.build("adapter", "", None, context, "worker") if chosen.names("adapter") else None
         lent = frozenset[str]().union(*(draft.shares for draft in start.drafts))
         model = _loaded(chosen, context, attention, groups, adapters=adapters, lends=lent)
+        experts = chosen.build("experts", "", None, context) if chosen.names("experts") else None
         drafts = tuple(
             _loaded(
                 theirs, replace(context, start=one), attention, groups, model=index, target=model, shares=draft.shares
@@ -165,6 +169,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         ),
         adapters=adapters,
         reuse=reuse,
+        experts=experts if hasattr(experts, "parts") else None,
     )
 
 
@@ -238,6 +243,8 @@ def step_parts(
         parts.append(built.adapters)
     if built.reuse is not None and not profiles:
         parts.append(built.reuse)
+    if built.experts is not None and not profiles:
+        parts.extend(built.experts.parts())
     if description.encoder is not None:
         encoders = brought("encoders", "serve an encoder-decoder model")
         parts.append(encoders(platform, model, built.attention, description.encoder, start.max_num_seqs))

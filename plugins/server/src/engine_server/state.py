@@ -11,11 +11,12 @@ from typing import Annotated, Any, Protocol, cast
 
 from fastapi import Depends, Request
 
-from engine.embedding import AsyncLLM, OutputKind, Prompt, RequestStream
+from engine.embedding import OutputKind, Prompt, RequestStream
 from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams
+from engine_kit.async_llm import AsyncLLM
 from engine_server.adapters import ServedAdapters
 from engine_server.bodies import GeneratingBody, QueuedBody
 from engine_server.config import ServerConfig

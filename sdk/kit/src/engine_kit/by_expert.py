@@ -6,19 +6,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 Compute = Callable[[int, torch.Tensor], torch.Tensor]
 """(number of the expert, rows [n, H]) -> [n, H'], each row for itself."""
 
 
 class Rows(NamedTuple):
-    """The rows that experts compute, n = T * k: those of one expert follow one another.
+    """The rows that experts compute, n = T * k without nobody's. Those of one expert follow one another.
 
     Args:
         x: [n, H].
         token, expert: int64 [n]; of each.
         counts: (expert, rows) of those that have some, in the order of the rows.
-        place: int64 [n]; of each token's first choice, its second and so on the row.
+        place: int64 [T * k]; of each token's first choice, its second and so on the row; n where nobody computes it.
     """
 
     x: torch.Tensor
@@ -29,26 +30,34 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor, ids: torch.Tensor, num_experts: int) -> Rows:
-        """x [T, H] of at least one token, ids int [T, k] of different experts for each token. Waits for the device."""
+        """x [T, H] of at least one token, ids int [T, k] of different experts for each token, `num_experts` for nobody.
+        Waits for the device."""
         flat = ids.flatten().long()
         each = torch.arange(len(flat), device=x.device)
-        if len(x) == 1:
-            return cls(x.expand(len(flat), -1), each.new_zeros(len(flat)), flat, [(e, 1) for e in flat.tolist()], each)
+        if len(x) == 1 and max(chosen := flat.tolist()) < num_experts:
+            return cls(x.expand(len(flat), -1), each.new_zeros(len(flat)), flat, [(e, 1) for e in chosen], each)
         order = flat.argsort(stable=True)
-        token = order // ids.shape[1]
-        counts = torch.bincount(flat, minlength=num_experts).tolist()
-        present = [(expert, count) for expert, count in enumerate(counts) if count]
         place = torch.empty_like(order).scatter_(0, order, each)
+        *counts, nobody = torch.bincount(flat, minlength=num_experts + 1).tolist()
+        if nobody:
+            order = order[:-nobody]
+            place.clamp_(max=len(order))
+        token = order // ids.shape[1]
+        present = [(expert, count) for expert, count in enumerate(counts) if count]
         return cls(x.index_select(0, token), token, flat[order], present, place)
 
     def each(self, x: torch.Tensor, compute: Compute) -> torch.Tensor:
-        """x [n, H] -> [n, H'], what experts make of their rows."""
+        """x [n, H] -> [n, H'], what experts make of their rows. Where there is none the first one says how wide."""
+        if not self.counts:
+            return compute(0, x)
         parts = torch.split(x, [count for _, count in self.counts])
         return torch.cat([compute(expert, part) for (expert, _), part in zip(self.counts, parts, strict=True)])
 
     def summed(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """y [n, H'], weights [T, k] -> [T, H'] in y's dtype: a token's terms are added in the order of its experts, in
-        the wider dtype of both."""
+        the wider dtype of both. What nobody computes adds nothing."""
+        if len(self.place) > len(y):
+            y = F.pad(y, (0, 0, 0, 1))
         each = y.index_select(0, self.place).view(*weights.shape, -1)
         out: torch.Tensor = (each * weights.unsqueeze(-1)).sum(1).to(y.dtype)
         return out
@@ -59,8 +68,9 @@ def by_expert(
 ) -> torch.Tensor:
     """out[t] = sum over i of weights[t, i] * compute(ids[t, i], x[t]).
 
-    x [T, H] of at least one token, ids int [T, k] of different experts for each token, weights [T, k]. A token's terms
-    are added in the order of `ids`, in the wider dtype of x and weights: -> [T, H'] in x's. Waits for the device.
+    x [T, H] of at least one token, ids int [T, k] of different experts for each token, or `num_experts` for nobody,
+    weights [T, k]. A token's terms are added in the order of `ids`, in the wider dtype of x and weights: -> [T, H'] in
+    x's. Waits for the device.
     """
     rows = Rows.of(x, ids, num_experts)
     return rows.summed(rows.each(rows.x, compute), weights).to(x.dtype)

@@ -107,6 +107,12 @@ class ExpertWeights(Module):
         over those who have the others."""
         return self._compute(x, self._packed, ids, weights, self._act)
 
+    def tensors_at(self, place: int) -> list[torch.Tensor] | None:
+        """The memory of one expert's weights, which holds another's when that is written over it; None where whoever
+        packed them does not tell (`engine_kit.routing.TellsTensors`)."""
+        tensors = getattr(self._packed, "tensors", None)
+        return None if tensors is None else list(tensors(place))
+
     def _by_expert(
         self, x: torch.Tensor, packed: Any, ids: torch.Tensor, weights: torch.Tensor, act: Any
     ) -> torch.Tensor:

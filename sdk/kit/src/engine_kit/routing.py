@@ -79,6 +79,14 @@ class ExpertSpec(NamedTuple):
     bias: bool = False
 
 
+class TellsTensors(Protocol):
+    """What `pack_experts` gives may be one: then experts can move between ranks."""
+
+    def tensors(self, place: int) -> Sequence[torch.Tensor]:
+        """The dense tensors, views, of the expert at a place: all that tells it from others. What another rank's same
+        place holds, written over them, makes it that expert; their addresses stay."""
+
+
 class ExpertQuantization(Quantization, Protocol):
     """One that computes all experts of a layer in one call. Of others each expert is multiplied by itself."""
 
