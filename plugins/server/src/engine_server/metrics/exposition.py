@@ -135,8 +135,7 @@ class _EngineCollector(Collector):
         self._hook_failures = hook_failures
 
     def collect(self) -> Iterator[Metric]:
-        first = self._llm.plan.start.worker.first_dp_rank
-        cores = [((str(first + core.dp_rank),), core, core.stats or NOTHING) for core in self._llm.cores]
+        cores = [((str(core.dp_rank),), core, core.stats or NOTHING) for core in self._llm.cores]
         engine = ("engine",)  # its number, as vLLM labels it
         for name, read, text in _GAUGES:
             yield self._family(_Gauge, name, text, engine, [(labels, read(stats)) for labels, _, stats in cores])
