@@ -212,7 +212,7 @@ class ModelRunner:
         if begins:
             for begin in self._begin:
                 plan = begin(plan)
-        if begins or self._has_begun or plan.new_slots:
+        if begins or self._has_begun or plan.new_slots or plan.idle_tokens:
             self._at_work = [part for part in self._launched if not part.steady()]
         self._has_begun = begins
         if plan.copies is not None:

@@ -47,6 +47,11 @@ PAUSE_SECONDS = 0.01
 MOST_BYTES = 1 << 16
 """Of a greeting."""
 
+COMPUTING = frozenset(
+    {"platform", "communicator", "ops", "attention", "quantization", "experts", "model", "checkpoint", "drafter"}
+)
+"""Points whose drivers have to be the same on all cores: steps of one form on each, and the same experts."""
+
 _NUMBER = struct.Struct("<i")
 """What a core tells: its tokens twice, and one more where they are not one for each row."""
 _WAKE = -1
@@ -88,8 +93,13 @@ class Welcome(msgspec.Struct):
 def of_core(start: CoreStart) -> Star:
     """The lockstep of an engine core, see `engine.interfaces.lockstep`: where its workers meet those of the others."""
     worker = start.worker
+    drivers = [
+        (choice.point, choice.kind, choice.driver, choice.distribution, choice.version, choice.options)
+        for choice in worker.choices
+        if choice.point in COMPUTING
+    ]
     same = (
-        *(worker.choices, worker.model.config, worker.dtype, worker.kv_cache_dtype, worker.parallel),
+        *(drivers, worker.model.config, worker.dtype, worker.kv_cache_dtype, worker.parallel),
         *(worker.max_model_len, worker.max_num_seqs, worker.max_num_batched_tokens),
     )
     meeting, made = worker.meeting, ""
