@@ -88,8 +88,8 @@ def test_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch, features: set[
     assert plan.start.tokenizer_folder == str(folder)
     points = {selection.point for selection in plan.selections}
     assert points == {
-        "platform", "ops", "attention", "executor", "evictor", "model", "checkpoint", "tokenizer", "scheduling_policy",
-        "logits_processor", "grammar",
+        "platform", "ops", "attention", "executor", "nodes", "evictor", "model", "checkpoint", "tokenizer",
+        "scheduling_policy", "logits_processor", "grammar",
     }  # fmt: skip
     assert all(selection.verdicts for selection in plan.selections)  # the reasons are kept
     assert tuple(selection.choice() for selection in plan.selections) == worker.choices
