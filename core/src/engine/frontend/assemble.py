@@ -21,7 +21,7 @@ from engine.interfaces.router import Router
 from engine.interfaces.tokenizer import Tokenizer
 from engine.interfaces.tool_parser import ToolParser
 from engine.kv.tables import BlockTable
-from engine.plugin import HookRelay, Selection
+from engine.plugin import HookRelay, Selection, points
 from engine.plugin.loading import brought, load_entry_point
 from engine.plugin.points import LOGITS_PROCESSOR, NODES, REASONING_PARSER, ROUTER, SCHEDULING_POLICY, TOOL_PARSER
 from engine.types.errors import ConfigError, InvalidRequestError, TokenizerError
@@ -76,6 +76,9 @@ def assemble_frontend(plan: Launch) -> Frontend:
     )
     if variables or plan.chat_template is not None:
         _try_chat(plan, inputs)
+    if plan.one(points.ADAPTER) is not None:
+        made = brought("adapter_tokenizers", "read the tokenizers of adapters")
+        inputs.of_adapters = made(plan.tokenizer.card, partial(_built, plan, plan.tokenizer), tokenizer, plan)
     outputs = OutputProcessor(tokenizer, hooks, plan.model_name)
     outputs.tokenizer_from = plan.tokenizer.candidate
     return Frontend(
@@ -103,13 +106,12 @@ def _try_chat(plan: Launch, inputs: InputProcessor) -> None:
             raise ConfigError("chat_template", error.found, remedy) from error
 
 
-def _built(plan: Launch, selection: Selection[Any] | None) -> Any:
-    """A body of the frontend's; None where nothing was chosen."""
+def _built(plan: Launch, selection: Selection[Any] | None, folder: str | None = None) -> Any:
+    """A body of the frontend's; None where nothing was chosen. folder: in place of the model's tokenizer's."""
     if selection is None:
         return None
-    return selection.build(
-        FrontContext(folder=plan.start.tokenizer_folder, files=plan.files, model=plan.model, options=selection.options)
-    )
+    folder = plan.start.tokenizer_folder if folder is None else folder
+    return selection.build(FrontContext(folder=folder, files=plan.files, model=plan.model, options=selection.options))
 
 
 def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router:

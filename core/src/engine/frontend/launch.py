@@ -265,6 +265,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
             kv_dtype=kv_dtype,
             facts=device,
             size=parallel.tp,
+            shared=parallel.cp,
             batch_invariant=config.batch_invariant,
         )
     ]
@@ -281,7 +282,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         kv_itemsize=_ITEM_SIZES[kv_dtype],
         tokens_per_page=pages,
         size=parallel.tp,
-    )
+    ).shared(parallel.cp)
     layout = _with_page_formats(layout, needs, attention)
     layout = layout.marked() if config.kv_canary else layout
     facts = Facts(
