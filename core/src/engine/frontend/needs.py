@@ -190,11 +190,12 @@ def attention_needs(
     dtype: str,
     facts: PlatformFacts,
     size: int = 1,
+    shared: int = 1,
     kv_dtype: str | None = None,
     batch_invariant: bool = False,
 ) -> tuple[AttentionNeed, ...]:
     """What is asked of attention on each of `size` ranks, for each of the model's sites. The cache's elements have type
-    `kv_dtype`; None: `dtype`. See `AttentionNeed` for the others.
+    `kv_dtype`; None: `dtype`. See `AttentionNeed.of` for the others.
 
     Raises ConfigError where KV heads can be neither divided over the ranks nor copied evenly.
     """
@@ -202,7 +203,7 @@ def attention_needs(
     common = {"block_size": block_size, "dtype": dtype, "kv_dtype": kv_dtype or dtype, "features": features}
     place = {"device": facts.device, "framework": facts.framework}
     return tuple(
-        AttentionNeed.of(site, size, **common, **place, batch_invariant=batch_invariant) for site in model.sites
+        AttentionNeed.of(site, size, shared, **common, **place, batch_invariant=batch_invariant) for site in model.sites
     )
 
 

@@ -18,7 +18,7 @@ from engine.plugin.points import EXECUTOR, NODES
 from engine.process.child import Elsewhere
 from engine.process.local import NodeProcess
 from engine.process.wire import decoder, encode
-from engine.types.errors import ConfigError, EngineDeadError
+from engine.types.errors import ConfigError, NodeMissingError
 from engine.types.parallel import Parallel, places
 from engine.types.start import CoreStart, NodesLink, Seat
 from engine_kit.process_client import ProcessClient, start_process
@@ -141,7 +141,7 @@ class Machines:
         if missing := sorted({seat.node for seat in mine} - there.keys()):
             names = ", ".join(missing)
             remedy = "bring it back: that is waited for"
-            raise EngineDeadError(f"start core {core} on {names}", "it is not there", remedy)
+            raise NodeMissingError(f"start core {core} on {names}", "it is not there", remedy)
         mine = [replace(seat, address=there[seat.node].address) for seat in mine]  # it may have come back elsewhere
         home = there[mine[0].node]
         threads = self._world * min(max(1, there[seat.node].processors // seat.sharers) for seat in mine)
