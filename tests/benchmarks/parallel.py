@@ -1,8 +1,9 @@
 """What dividing a model gains on processors: `python -m tests.benchmarks.parallel`.
 
 One process of one thread against two, each of one thread: as two pipeline stages, and as two ranks that share each
-layer by communicator `shm`. All three engines stand side by side and serve the same requests in turns (A B C A B C);
-idle ranks wait on a socket. Prints the median of tokens per second of each, and the ratios; the bars are 1.7 and 1.6.
+layer, or each sequence, by communicator `shm`. All engines stand side by side and serve the same requests in turns
+(A B C A B C); idle ranks wait on a socket. Prints the median of tokens per second of each, and the ratios; the bars are
+1.7 and 1.6. Ranks that share sequences divide attention alone, so there is none: they gain where contexts are long.
 Stages overlap on different steps, and each step reads all weights of a stage: where reading them takes the time, as in
 decodes of few rows, stages gain nothing but the second processor's bandwidth, and prompts (--input-len) gain most.
 Nothing else should compute on the machine, which needs two processors and memory for three models.
@@ -77,7 +78,8 @@ def main() -> None:
     if mixture is None:
         split = options.split or balanced_split(options.model, options.input_len, options.output_len)
         kinds["pipeline"] = {"pipeline_parallel_size": 2, "pipeline_parallel_split": split}
-        names["pipeline"] = f"2 stages ({split})"
+        kinds["context"] = {"context_parallel_size": 2, "communicator": "shm"}
+        names |= {"pipeline": f"2 stages ({split})", "context": "2 share sequences"}
     else:
         common["model"] = str(checkpoint(mixture, default_cache()))
         kinds["experts"] = {**kinds["tensor"], "enable_expert_parallel": True}
@@ -94,8 +96,9 @@ def main() -> None:
         f"{options.model}, {options.requests} requests of {options.input_len} + {options.output_len} tokens, one thread"
     )
     for kind in kinds:
-        beside, bar = BARS.get(kind, ("", 0.0))
-        ratio = f"  {medians[kind] / medians[beside]:.2f} times {names[beside]} (bar {bar})" if beside else ""
+        beside, bar = BARS.get(kind, ("one", 0.0))
+        ratio = f"  {medians[kind] / medians[beside]:.2f} times {names[beside]}" if kind != "one" else ""
+        ratio += f" (bar {bar})" if bar else ""
         print(f"{names[kind]:22}  {medians[kind]:8.1f} tokens/s{ratio}")
     print(json.dumps({f"{kind}_tokens_per_s": round(value, 2) for kind, value in medians.items()}))
 

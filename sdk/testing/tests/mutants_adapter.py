@@ -121,9 +121,8 @@ class WritesOverOutputs(Worker):
 class SaysItHasRead(Worker):
     """an adapter that cannot be read counts as read"""
 
-    def loaded(self, identity: str) -> Any:
-        done, _, others = super().loaded(identity)
-        return done, None, others
+    def loaded(self, identities: Sequence[str]) -> Any:
+        return [(done, None, others) for done, _, others in super().loaded(identities)]
 
 
 class AdaptsWhoeverCalls(Worker):
@@ -175,9 +174,8 @@ class WholeVocabulary(Worker):
 class PassesOverLayers(Worker):
     """layers that the model does not have are passed over"""
 
-    def loaded(self, identity: str) -> Any:
-        done, error, _ = super().loaded(identity)
-        return done, error, []
+    def loaded(self, identities: Sequence[str]) -> Any:
+        return [(done, error, []) for done, error, _ in super().loaded(identities)]
 
 
 # -- the half in the core ----------------------------------------------------------------------------------------------

@@ -262,10 +262,11 @@ class Worker(AdapterWorker):
         self._loads[identity] = load = _Load(self, path, revision)
         threading.Thread(target=load.run, name="lora-load", daemon=True).start()
 
-    def loaded(self, identity: str) -> tuple[bool, ErrorParts | None, list[str]]:
-        """Whether it has been read; the error where it cannot be; its modules that are no layers of this worker."""
-        load = self._loads[identity]
-        return (load.done.is_set(), load.error, load.others)
+    def loaded(self, identities: Sequence[str]) -> list[tuple[bool, ErrorParts | None, list[str]]]:
+        """Of each whether it has been read; the error where it cannot be; its modules that are no layers of this
+        worker."""
+        loads = [self._loads[identity] for identity in identities]
+        return [(load.done.is_set(), load.error, load.others) for load in loads]
 
     def place(self, place: int, identity: str | None) -> None:
         """Put an adapter that has been read into a place of the device; None: nothing is there from now on."""

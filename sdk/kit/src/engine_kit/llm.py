@@ -148,20 +148,21 @@ class LLM:
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
 
-        def rendered(conversation: Any) -> Any:
+        def rendered(conversation: Any, adapter: Adapter | None) -> Any:
             return self.llm_engine.frontend.inputs.render_chat(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 template=chat_template,
                 variables=chat_template_kwargs,
+                adapter=adapter,
             )
 
         given = sampling_params, use_tqdm, priority, timeout, return_errors, rendered
         return self._serve(conversations, *given, adapter=lora_request)
 
     def beam_search(
-        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: Bar = False
+        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: Bar = False, lora_request: Adapters = None
     ) -> list[BeamSearchOutput]:
         """The most likely continuations: for each prompt the `beam_width` best sequences, best first.
 
@@ -172,14 +173,25 @@ class LLM:
             prompts: as for `generate`.
             params: how many beams, how long.
             use_tqdm: show a progress bar for each step; a callable is used in tqdm's place.
+            lora_request: as for `generate`.
 
         Returns: one a prompt. Raises: as `generate`.
         """
-        return beam_search(self.llm_engine.frontend, partial(self.run, use_tqdm=use_tqdm), prompts, params)
+        several = as_prompts(prompts)
+        adapted = [
+            _with_adapter(*one) for one in zip(several, _each("adapters", lora_request, len(several)), strict=True)
+        ]
+        return beam_search(self.llm_engine.frontend, partial(self.run, use_tqdm=use_tqdm), adapted, params)
 
     # -- pooling -----------------------------------------------------------------------------------------------------
     def encode(
-        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True, pooling_task: str | None = None
+        self,
+        prompts: Prompts,
+        pooling_params: Pooling = None,
+        *,
+        use_tqdm: Bar = True,
+        pooling_task: str | None = None,
+        lora_request: Adapters = None,
     ) -> list[PoolingRequestOutput]:
         """Pool prompts; `outputs.data` is a numpy array.
 
@@ -188,25 +200,36 @@ class LLM:
             pooling_params: for all, or one for each; None means `PoolingParams()`.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
             pooling_task: "embed", "token_embed", "classify" or "token_classify", for parameters that name no task.
+            lora_request: as for `generate`.
 
         Raises:
             InvalidRequestError, PromptTooLongError: one of the prompts or parameters, or a task that this model or
                 engine does not have; nothing was begun.
             As `generate`, for a prompt that fails later.
         """
-        return poolings(self._pooled(prompts, pooling_params, pooling_task, use_tqdm))
+        return poolings(self._pooled(prompts, pooling_params, pooling_task, use_tqdm, lora_request))
 
     def embed(
-        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True
+        self,
+        prompts: Prompts,
+        pooling_params: Pooling = None,
+        *,
+        use_tqdm: Bar = True,
+        lora_request: Adapters = None,
     ) -> list[EmbeddingRequestOutput]:
         """One vector for each prompt, `outputs.embedding`. Arguments and errors are those of `encode`."""
-        return embeddings(self._pooled(prompts, pooling_params, "embed", use_tqdm, only=True))
+        return embeddings(self._pooled(prompts, pooling_params, "embed", use_tqdm, lora_request, only=True))
 
     def classify(
-        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True
+        self,
+        prompts: Prompts,
+        pooling_params: Pooling = None,
+        *,
+        use_tqdm: Bar = True,
+        lora_request: Adapters = None,
     ) -> list[ClassificationRequestOutput]:
         """A number for each label, `outputs.probs`. Arguments and errors are those of `encode`."""
-        return classifications(self._pooled(prompts, pooling_params, "classify", use_tqdm, only=True))
+        return classifications(self._pooled(prompts, pooling_params, "classify", use_tqdm, lora_request, only=True))
 
     def score(
         self,
@@ -216,6 +239,7 @@ class LLM:
         *,
         use_tqdm: Bar = True,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Adapter | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well pairs of texts fit: for each of `data_2` a score, `outputs.score`.
 
@@ -230,6 +254,7 @@ class LLM:
             truncate_prompt_tokens: cut each text to its first so many tokens, those around it counted; for a
                 cross-encoder both texts of a pair together, from the end of the longer; -1: to as many as the model
                 takes. None: texts that are too long are refused.
+            lora_request: the adapter, for all texts.
 
         Raises:
             InvalidRequestError: the numbers do not match, the head has several labels, nothing would be left of a text;
@@ -238,10 +263,10 @@ class LLM:
         (params,) = _each("pooling params", pooling_params or PoolingParams(), 1)
         first, second, inputs = as_prompts(data_1), as_prompts(data_2), self.llm_engine.frontend.inputs
         plan = plan_scores(inputs, first, second, params, truncate_prompt_tokens)
-        return plan.scores(self._pooled(plan.prompts, plan.params, None, use_tqdm))
+        return plan.scores(self._pooled(plan.prompts, plan.params, None, use_tqdm, lora_request))
 
     def _pooled(
-        self, prompts: Any, params: Pooling, task: str | None, use_tqdm: Bar, only: bool = False
+        self, prompts: Any, params: Pooling, task: str | None, use_tqdm: Bar, adapter: Adapters, only: bool = False
     ) -> list[RequestOutput]:
         """Run prompts; `only`: no parameter may name another task."""
         if task is not None:
@@ -260,7 +285,7 @@ class LLM:
                     "leave the task out, or use encode",
                 )
             complete.append(msgspec.structs.replace(param, task=task) if param.task is None else param)
-        return self._serve(several, complete, use_tqdm)
+        return self._serve(several, complete, use_tqdm, adapter=adapter)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
     def get_tokenizer(self) -> Tokenizer:
@@ -287,7 +312,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         timeout: Timeouts = None,
         return_errors: bool = False,
-        prompt_of: Callable[[Any], Any] = lambda prompt: prompt,
+        prompt_of: Callable[[Any, Adapter | None], Any] = lambda prompt, adapter: prompt,
         adapter: Adapters = None,
     ) -> list[RequestOutput]:
         """See `generate`. Everything is validated before anything is queued. prompt_of: makes the prompt of what stands
@@ -305,7 +330,7 @@ class LLM:
         for index, (prompt, param, urgency, seconds, by) in enumerate(several):
             name = str(first + index)
             try:
-                made = _with_adapter(prompt_of(prompt), by)
+                made = _with_adapter(prompt_of(prompt, by), by)
                 processed.append(process(name, made, param, None, urgency, seconds))
             except EngineError as error:
                 if refused is None or isinstance(error, EngineDeadError):
