@@ -2,9 +2,9 @@
 
 One process of one thread against two, each of one thread: as two pipeline stages, as two ranks that share each layer,
 or each sequence, by communicator `shm`, and as two engine cores with the whole model, which serve twice the requests.
-All engines stand side by side and serve in turns (A B C A B C); idle ranks wait on a socket. Prints the median of tokens
-per second of each, and the ratios; the bars are 1.7, 1.6, and 1.9 for cores. Ranks that share sequences divide attention
-alone, so there is none: they gain where contexts are long.
+All engines stand side by side and serve in turns (A B C A B C); idle ranks wait on a socket. Prints the median of
+tokens per second of each, and the ratios; the bars are 1.7, 1.6, and 1.9 for cores. Ranks that share sequences divide
+attention alone, so there is none: they gain where contexts are long.
 Stages overlap on different steps, and each step reads all weights of a stage: where reading them takes the time, as in
 decodes of few rows, stages gain nothing but the second processor's bandwidth, and prompts (--input-len) gain most.
 Nothing else should compute on the machine, which needs two processors and memory for three models.
