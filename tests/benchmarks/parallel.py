@@ -1,9 +1,10 @@
 """What dividing a model gains on processors: `python -m tests.benchmarks.parallel`.
 
-One process of one thread against two, each of one thread: as two pipeline stages, and as two ranks that share each
-layer, or each sequence, by communicator `shm`. All engines stand side by side and serve the same requests in turns
-(A B C A B C); idle ranks wait on a socket. Prints the median of tokens per second of each, and the ratios; the bars are
-1.7 and 1.6. Ranks that share sequences divide attention alone, so there is none: they gain where contexts are long.
+One process of one thread against two, each of one thread: as two pipeline stages, as two ranks that share each layer,
+or each sequence, by communicator `shm`, and as two engine cores with the whole model, which serve twice the requests.
+All engines stand side by side and serve in turns (A B C A B C); idle ranks wait on a socket. Prints the median of
+tokens per second of each, and the ratios; the bars are 1.7, 1.6, and 1.9 for cores. Ranks that share sequences divide
+attention alone, so there is none: they gain where contexts are long.
 Stages overlap on different steps, and each step reads all weights of a stage: where reading them takes the time, as in
 decodes of few rows, stages gain nothing but the second processor's bandwidth, and prompts (--input-len) gain most.
 Nothing else should compute on the machine, which needs two processors and memory for three models.
@@ -23,7 +24,7 @@ import numpy as np
 from engine import LLM, SamplingParams
 from engine_reference.checkpoint_dummy.sizes import config_of
 
-BARS = {"pipeline": 1.7, "tensor": 1.6}
+BARS = {"pipeline": 1.7, "tensor": 1.6, "data": 1.9}
 
 
 def balanced_split(model: str, input_len: int, output_len: int) -> str:
@@ -36,9 +37,9 @@ def balanced_split(model: str, input_len: int, output_len: int) -> str:
     return f"{first},{layers - first}"
 
 
-def tokens_per_second(llm: LLM, options: argparse.Namespace, seed: int) -> float:
-    """Of one batch, prompts and all."""
-    ids = np.random.default_rng(seed).integers(0, 250, (options.requests, options.input_len)).tolist()
+def tokens_per_second(llm: LLM, options: argparse.Namespace, seed: int, cores: int) -> float:
+    """Of one batch for each core, prompts and all."""
+    ids = np.random.default_rng(seed).integers(0, 250, (cores * options.requests, options.input_len)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
     began = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in ids], params, use_tqdm=False)
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument(
         "--step-tokens", type=int, default=256, help="at most: stages overlap where prompts take several"
     )
+    parser.add_argument("--kinds", nargs="+", help="which beside the one process (default: all)")
     parser.add_argument("--split", help="layers of the two stages (default: by what they and the head weigh)")
     options = parser.parse_args()
     common: dict[str, Any] = {
@@ -70,13 +72,15 @@ def main() -> None:
         "pipeline": {"pipeline_parallel_size": 2, "pipeline_parallel_split": split},
         "tensor": {"tensor_parallel_size": 2, "communicator": "shm"},
         "context": {"context_parallel_size": 2, "communicator": "shm"},
+        "data": {"data_parallel_size": 2},
     }
+    kinds = {kind: settings for kind, settings in kinds.items() if kind in ("one", *(options.kinds or kinds))}
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
         engines = {kind: stack.enter_context(LLM(**common, **settings)) for kind, settings in kinds.items()}
         for turn in range(options.rounds + 1):
             for kind, llm in engines.items():
-                figure = tokens_per_second(llm, options, turn)
+                figure = tokens_per_second(llm, options, turn, kinds[kind].get("data_parallel_size", 1))
                 if turn:  # the first warms up
                     found[kind].append(figure)
     medians = {kind: statistics.median(figures) for kind, figures in found.items()}
@@ -85,7 +89,10 @@ def main() -> None:
     )
     print(f"one process           {medians['one']:8.1f} tokens/s")
     names = {"pipeline": f"2 stages ({split})", "tensor": "2 ranks by shm", "context": "2 share sequences"}
+    names |= {"data": "2 engine cores"}
     for kind, name in names.items():
+        if kind not in medians:
+            continue
         bar = f" (bar {BARS[kind]})" if kind in BARS else ""
         print(f"{name:20}  {medians[kind]:8.1f} tokens/s  {medians[kind] / medians['one']:.2f} times{bar}")
     print(json.dumps({f"{kind}_tokens_per_s": round(value, 2) for kind, value in medians.items()}))
