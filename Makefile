@@ -23,6 +23,9 @@ SERVING := . core sdk/kit $(addprefix plugins/,reference gguf moe lora states mo
 COMPILED := plugins/cpu
 SERVING_STAMP := $(VENV)/.serving-stamp
 STAMP := $(VENV)/.install-stamp
+# JAX is large, and the tests of plugins/tpu alone need it: they install it, and so does test-all.
+JAX := jax==0.10.2
+JAX_STAMP := $(VENV)/.jax-stamp
 
 # Whole systems and suites of suites first: what takes seconds must not be left to one core at the end.
 # P=plugins/server, say, runs the tests of one package.
@@ -97,6 +100,10 @@ $(STAMP): $(SERVING_STAMP) requirements-dev.txt
 		wait $$packages && exit $$needs
 	@touch $@
 
+$(JAX_STAMP): $(STAMP)
+	$(INSTALL) "$(JAX)" -r requirements.txt
+	@touch $@
+
 lint: style types
 
 style: install
@@ -119,10 +126,10 @@ format: install
 test: install
 	@$(MAKE) --no-print-directory -j 2 lint tests
 
-tests: install
+tests: install $(if $(findstring plugins/tpu,$(P)),$(JAX_STAMP))
 	$(PYTEST) -m "not slow and not gpu" $(TEST_PATHS)
 
-test-all: install lint
+test-all: install $(JAX_STAMP) lint
 	EXAMPLES=10 $(PYTEST) -m "not gpu" $(TEST_PATHS)
 
 soak: install

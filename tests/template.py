@@ -49,7 +49,7 @@ IMPORTED = (
     "engine.runner.assemble",
     "engine.runner.worker",
     "engine.process.run",
-    "engine.frontend.async_llm",
+    "engine_kit.async_llm",
     "engine_server.run",
     "engine_server.processes.parent",
     "fastapi",

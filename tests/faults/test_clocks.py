@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from engine import LLM, EngineArgs, SamplingParams
-from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.input_processor import SteadyClock
+from engine_kit.async_llm import AsyncLLM
 from engine_server.metrics.measures import Measures
 
 from ..serving.conftest import Server

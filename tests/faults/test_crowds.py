@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from engine import LLM, EngineArgs, SamplingParams
-from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.request_state import OutputKind
 from engine.types.errors import KVCacheTooSmallError
+from engine_kit.async_llm import AsyncLLM
 from engine_server.metrics.measures import Measures
 
 COUNT = 10_000

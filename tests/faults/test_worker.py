@@ -14,9 +14,9 @@ import pytest
 from fault_worker import BEFORE, GARBAGE
 
 from engine import LLM, EngineArgs, SamplingParams
-from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.request_state import OutputKind
 from engine.types.errors import EngineDeadError, ShuttingDownError
+from engine_kit.async_llm import AsyncLLM
 from engine_server.metrics.measures import Measures
 
 from .conftest import Faulty

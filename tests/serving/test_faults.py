@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from engine import EngineArgs, SamplingParams
-from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.launch import launch
+from engine_kit.async_llm import AsyncLLM
 
 from .conftest import Server
 

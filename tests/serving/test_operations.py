@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from engine import LLM, EngineArgs, SamplingParams
-from engine.frontend.async_llm import AsyncLLM
 from engine.types.errors import EngineDeadError
+from engine_kit.async_llm import AsyncLLM
 
 from .conftest import Server
 

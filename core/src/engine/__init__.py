@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.config.settings import EngineArgs as EngineArgs
     from engine.config.settings import EngineConfig as EngineConfig
-    from engine.frontend.async_llm import AsyncLLM as AsyncLLM
-    from engine.llm import LLM as LLM
     from engine.llm import LLMEngine as LLMEngine
     from engine.types.outputs import CompletionOutput as CompletionOutput
     from engine.types.outputs import RequestOutput as RequestOutput
     from engine.types.params import SamplingParams as SamplingParams
     from engine.types.pooling import PoolingParams as PoolingParams
     from engine.types.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from engine_kit.async_llm import AsyncLLM as AsyncLLM
+    from engine_kit.llm import LLM as LLM
 
 _NAMES = {
     "config.settings": ("EngineArgs", "EngineConfig"),
-    "frontend.async_llm": ("AsyncLLM",),
-    "llm": ("LLM", "LLMEngine"),
+    "llm": ("LLMEngine",),
     "types.outputs": ("CompletionOutput", "RequestOutput"),
     "types.params": ("SamplingParams",),
     "types.pooling": ("PoolingParams",),
     "types.structured_outputs": ("StructuredOutputsParams",),
 }
 _HOMES = {name: f"engine.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = ["__version__", "errors"]
+_PARTS = {"LLM": "llm", "AsyncLLM": "async_llm"}  # that packages bring, see `engine.plugin.loading.brought`
+__all__ = ["LLM", "AsyncLLM", "__version__", "errors"]
 __all__.extend(_HOMES)
 
 
@@ -42,6 +42,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value = version("engine-base")
+    elif name in _PARTS:
+        value = importlib.import_module("engine.plugin.loading").brought(_PARTS[name], f"use engine.{name}")
     elif name == "errors":
         value = importlib.import_module("engine.errors")
     elif name in _HOMES:

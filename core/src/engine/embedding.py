@@ -1,6 +1,6 @@
 """What programs that embed the engine (its server, chat, the benchmarks, yours) may import, and nothing behind it.
 
-    from engine.embedding import AsyncLLM, EngineConfig
+    from engine.embedding import EngineConfig, LLMEngine
 
 Importing this module is light: each name is imported when it is first asked for, so a command may name here what it
 needs at once (its settings) without waiting for what an engine needs.
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from engine.config.sources import Merged as Merged
     from engine.config.sources import gather as gather
     from engine.frontend.assemble import Attached as Attached
+    from engine.frontend.assemble import Frontend as Frontend
+    from engine.frontend.assemble import assemble_frontend as assemble_frontend
     from engine.frontend.assemble import broken_plugins as broken_plugins
     from engine.frontend.assemble import capacity as capacity
     from engine.frontend.assemble import longest as longest
     from engine.frontend.assemble import start_cores as start_cores
-    from engine.frontend.async_llm import AsyncLLM as AsyncLLM
     from engine.frontend.input_processor import InputProcessor as InputProcessor
     from engine.frontend.input_processor import Prompt as Prompt
     from engine.frontend.input_processor import TextPrompt as TextPrompt
@@ -39,23 +40,20 @@ if TYPE_CHECKING:
     from engine.frontend.input_processor import check_truncation as check_truncation
     from engine.frontend.input_processor import parse_prompt as parse_prompt
     from engine.frontend.launch import Launch as Launch
+    from engine.frontend.launch import check_attached as check_attached
     from engine.frontend.launch import launch as launch
     from engine.frontend.process_client import LoopListener as LoopListener
     from engine.frontend.process_client import ProcessClient as ProcessClient
-    from engine.frontend.request_checks import ConstraintCheck as ConstraintCheck
-    from engine.frontend.request_checks import check_task as check_task
     from engine.frontend.request_state import OutputKind as OutputKind
     from engine.frontend.request_state import RequestState as RequestState
     from engine.frontend.request_state import RequestStream as RequestStream
     from engine.frontend.request_state import SequenceState as SequenceState
     from engine.frontend.statistics import RequestObserver as RequestObserver
-    from engine.llm import LLM as LLM
     from engine.llm import LLMEngine as LLMEngine
 
 NAMES = {
     # what most programs need
-    "llm": ("LLM", "LLMEngine"),
-    "frontend.async_llm": ("AsyncLLM",),
+    "llm": ("LLMEngine",),
     "frontend.request_state": ("OutputKind", "RequestState", "RequestStream", "SequenceState"),
     "config.settings": ("Config", "EngineConfig", "model_of", "validated"),
     # commands and their settings
@@ -66,15 +64,22 @@ NAMES = {
     ),
     "config.sources": ("Key", "Merged", "gather"),
     # what was chosen at the start, and how it goes
-    "frontend.launch": ("Launch", "launch"),
+    "frontend.launch": ("Launch", "check_attached", "launch"),
     "frontend.statistics": ("RequestObserver",),
     # requests, before they are sent
     "frontend.input_processor": (
         *("InputProcessor", "Prompt", "TextPrompt", "as_prompts", "check_truncation", "parse_prompt"),
     ),
-    "frontend.request_checks": ("ConstraintCheck", "check_task"),
     # several processes in front of several cores
-    "frontend.assemble": ("Attached", "broken_plugins", "capacity", "longest", "start_cores"),
+    "frontend.assemble": (
+        "Attached",
+        "Frontend",
+        "assemble_frontend",
+        "broken_plugins",
+        "capacity",
+        "longest",
+        "start_cores",
+    ),
     "frontend.process_client": ("LoopListener", "ProcessClient"),
 }
 _HOMES = {name: f"engine.{module}" for module, names in NAMES.items() for name in names}

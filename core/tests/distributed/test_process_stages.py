@@ -57,6 +57,9 @@ def expected() -> list[object]:
         {"pipeline_parallel_size": 2, "pipeline_parallel_split": "2,4"},
         pytest.param({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
         pytest.param({"pipeline_parallel_size": 3, "in_flight": 1}, marks=pytest.mark.slow),
+        {"pipeline_parallel_size": 2, "drafter": "draft_model"},
+        pytest.param({"pipeline_parallel_size": 2, "drafter": "medusa"}, marks=pytest.mark.slow),
+        pytest.param({"pipeline_parallel_size": 2, "drafter": "suffix"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -65,7 +68,7 @@ def test_the_bundled_model_in_stages(expected: list[object], settings: dict[str,
         pids, directory = ranks_of(llm)
         assert outcome(llm) == expected
         assert sorted(entry.name for entry in directory.iterdir() if re.fullmatch(r"[tp]p-\d", entry.name)) == (
-            ["pp-0", "pp-1", "tp-0", "tp-1"] if len(pids) == 4 else ["pp-0"]
+            ["pp-0", "pp-1", "tp-0", "tp-2"] if len(pids) == 4 else ["pp-0"]
         )
     assert not any(map(psutil.pid_exists, pids)) and not directory.exists()
 

@@ -140,13 +140,14 @@ def test_the_profile_of_a_stage_waits_for_a_later_one(checkpoints, monkeypatch: 
     [
         ({"pipeline_parallel_size": 5}, "pipeline_parallel_size=5; the model has 4 layers"),
         ({"pipeline_parallel_size": 2, "pipeline_parallel_split": "3,2"}, "split=3,2; the model has 4 layers"),
-        ({"pipeline_parallel_split": "3,1"}, "there is one stage"),
-        ({"pipeline_parallel_size": 2, "drafter": "ngram"}, "drafts are made where the last stage draws"),
+        ({"pipeline_parallel_split": "3,1"}, "size=1 with pipeline_parallel_split=3,1; the model has 4 layers"),
         ({"pipeline_parallel_size": 2, "executor": "inline"}, "it runs one worker, 2 are needed"),
         ({"pipeline_parallel_size": 2, "pipeline_parallel_split": "3,x"}, "send one of each stage, like 6,10"),
+        ({"context_parallel_size": 2}, "no attention driver divides a sequence's tokens over ranks"),
+        ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "it has no routed experts"),
     ],
 )
-def test_stages_that_cannot_be_are_refused_at_start(checkpoints, settings: dict[str, Any], says: str) -> None:
+def test_divisions_that_cannot_be_are_refused_at_start(checkpoints, settings: dict[str, Any], says: str) -> None:
     from engine.frontend.launch import launch
 
     with pytest.raises(EngineError, match=says):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.output_processor import OutputProcessor
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
+from engine_kit.async_llm import AsyncLLM
 from engine_kit.long_prompts import LONG, LongPrompts
 
 PARAMS = SamplingParams(max_tokens=4, n=2)

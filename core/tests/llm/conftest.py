@@ -12,7 +12,8 @@ import pytest
 from engine.frontend.assemble import Frontend, InProcessClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.output_processor import OutputProcessor
-from engine.llm import LLM, LLMEngine
+from engine.llm import LLMEngine
+from engine_kit.llm import LLM
 
 
 def _load(folder: str, name: str) -> ModuleType:

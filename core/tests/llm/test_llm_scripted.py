@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+import engine
 from engine import EngineArgs
 from engine.frontend.request_state import OutputKind
-from engine.llm import LLM, LLMEngine
+from engine.llm import LLMEngine
 from engine.types.errors import (
     EngineDeadError,
     EngineError,
@@ -23,8 +24,8 @@ from engine.types.errors import (
     PromptTooLongError,
 )
 from engine.types.params import SamplingParams
-from engine_kit.beam_search import BeamSearchParams
 from engine_kit.deferred_interrupt import DeferredInterrupt
+from engine_kit.llm import LLM
 
 Make = Callable[[Any], LLM]
 LONG = SamplingParams(max_tokens=None)
@@ -291,14 +292,10 @@ def test_shutdown(doubles: ModuleType, make_llm: Make) -> None:
         llm.llm_engine.step()
 
 
-def test_parts_that_no_package_brings(
-    doubles: ModuleType, make_llm: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    llm = make_llm(doubles.ScriptedCore())
+def test_parts_that_no_package_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.plugin.loading.entry_points", lambda group: ())
-    with pytest.raises(EngineError, match="no installed package brings 'beam_search'; pip install --upgrade"):
-        llm.beam_search("a", BeamSearchParams(beam_width=1, max_tokens=1))
-    assert texts(llm.generate("a", LONG)) and not capsys.readouterr().err, "without a bar"
+    with pytest.raises(EngineError, match="no installed package brings 'llm'; pip install --upgrade"):
+        engine.__getattr__("LLM")
 
 
 def test_an_engine_that_cannot_begin_ends_its_core(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, assert_type
 
 from engine.frontend.input_processor import Prompt, TokensPrompt
-from engine.llm import LLM
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
+from engine_kit.llm import LLM
 
 PARAMS = SamplingParams(max_tokens=1)
 HI = {"role": "user", "content": "Hi"}

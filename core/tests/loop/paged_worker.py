@@ -306,7 +306,7 @@ class PagedWorker:
         """Put drafts behind the rows' tokens; the plan, cut to what was found."""
         assert plan.num_drafts is not None
         found = np.zeros(plan.num_rows, np.int32)
-        given = {} if plan.forced_drafts is None else self._given(plan)
+        given = {} if plan.given_drafts is None else self._given(plan)
         self.num_given += len(given)
         for row in np.flatnonzero(plan.num_drafts).tolist():
             slot, at, k = int(plan.slot_of_row[row]), int(plan.num_computed[row]) + 1, int(plan.num_drafts[row])
@@ -330,7 +330,7 @@ class PagedWorker:
         return msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=found)
 
     def _given(self, plan: StepPlan) -> dict[int, list[int]]:
-        given = plan.forced_drafts
+        given = plan.given_drafts
         assert given is not None and given.row.dtype == given.tokens.dtype == np.int32
         assert (np.diff(given.row) > 0).all() and (given.tokens < VOCAB).all()
         return {
@@ -381,7 +381,7 @@ class PagedWorker:
     def _check_form(self, plan: StepPlan) -> None:
         self.num_steps += 1
         assert plan.step_id == self.num_steps
-        assert (plan.num_rows > 0 or plan.sections) and (plan.num_tokens > 0).all()
+        assert (plan.num_rows > 0 or plan.sections or plan.idle_tokens) and (plan.num_tokens > 0).all()
         encoded = sum(new.encoder.num_tokens for new in plan.new_slots if new.encoder is not None)
         assert plan.total_tokens + encoded <= self.max_num_batched_tokens
         assert np.unique(plan.slot_of_row).size == plan.num_rows, "a slot has two rows"

@@ -20,7 +20,7 @@ from engine.process import wire
 from engine.scheduling.slots import DECODE
 from engine.types.errors import ContractError
 from engine.types.params import SamplingParams
-from engine.types.plan import ForcedDrafts, StepPlan, StepResult
+from engine.types.plan import GivenDrafts, StepPlan, StepResult
 
 
 @given(schedule=schedules(VOCAB, drafters=drafting.KINDS), layout=st.sampled_from(sorted(LAYOUTS)))
@@ -167,9 +167,9 @@ def test_plans_and_results_travel() -> None:
             scheduler.update(StepResult(step_id=1, tokens=np.array([5], np.int32)))
     assert there.num_drafts.tolist() == [4]
     tokens = np.array([[5, 6, -1], [7, 8, 9]], np.int32)
-    given = ForcedDrafts(row=np.array([0, 2], np.int32), tokens=tokens)
-    there = wire.decoder(StepPlan).decode(wire.encode(msgspec.structs.replace(plan, forced_drafts=given)))
-    assert there.forced_drafts.row.tolist() == [0, 2] and (there.forced_drafts.tokens == tokens).all()
+    given = GivenDrafts(row=np.array([0, 2], np.int32), tokens=tokens)
+    there = wire.decoder(StepPlan).decode(wire.encode(msgspec.structs.replace(plan, given_drafts=given)))
+    assert there.given_drafts.row.tolist() == [0, 2] and (there.given_drafts.tokens == tokens).all()
     sent = StepResult(step_id=2, tokens=np.array([[5, 6]], np.int32), num_drafts=np.array([4], np.int32))
     back = wire.decoder(StepResult).decode(wire.encode(sent))
     assert back.tokens.tolist() == [[5, 6]] and back.num_drafts.tolist() == [4]

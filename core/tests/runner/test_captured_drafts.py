@@ -17,7 +17,7 @@ from engine.interfaces.platform import CaptureKey
 from engine.plugin import Candidate
 from engine.runner.capture import padding_of, width_of, widths_of
 from engine.runner.worker import TorchWorker
-from engine.types.plan import ForcedDrafts, NewBlocks, NewSlot, StepPlan, StepResult
+from engine.types.plan import GivenDrafts, NewBlocks, NewSlot, StepPlan, StepResult
 
 
 def drafting_worker() -> TorchWorker:
@@ -64,9 +64,9 @@ def test_padding_writes_to_nobodys_pages() -> None:
     first = step(worker, 0, [0, 0], [7, 15], new_slots=slots, new_blocks=[sliding, full]).tokens.tolist()
     assert first == [expected[0][0], expected[1][0]]
     drafts = [expected[1][1], expected[1][2], (expected[1][3] + 1) % 61]
-    given = ForcedDrafts(row=np.array([1], np.int32), tokens=np.array([drafts], np.int32))
+    given = GivenDrafts(row=np.array([1], np.int32), tokens=np.array([drafts], np.int32))
     number = np.array([0, 3], np.int32)
-    told = step(worker, 1, [7, 15], [1, 4], num_drafts=number, forced_drafts=given).tokens.tolist()
+    told = step(worker, 1, [7, 15], [1, 4], num_drafts=number, given_drafts=given).tokens.tolist()
     captures = worker._runner._platform.captures  # type: ignore[union-attr]
     assert captures[CaptureKey(2, 4)] == 1, "the step was captured"
     assert told == [[expected[0][1], -1, -1, -1], [*expected[1][1:4], -1]]

@@ -18,7 +18,7 @@ from engine.plugin import Candidate
 from engine.runner.results import FailedStep
 from engine.runner.worker import TorchWorker
 from engine.types.params import SamplingParams
-from engine.types.plan import ForcedDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
+from engine.types.plan import GivenDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
 from engine.types.pooling import PoolerConfig, PoolingParams
 from engine_kit.step_pooler import StepPooler
 
@@ -69,7 +69,7 @@ class Steps:
         decodes = not (num_tokens > 1).any()
         if given:
             tokens = np.zeros((given, int(num_tokens[:given].max()) - 1), np.int32)
-            fields["forced_drafts"] = ForcedDrafts(row=np.arange(given, dtype=np.int32), tokens=tokens)
+            fields["given_drafts"] = GivenDrafts(row=np.arange(given, dtype=np.int32), tokens=tokens)
         plan = StepPlan(
             step_id=self.step_id,
             slot_of_row=np.arange(ROWS, dtype=np.int32),

@@ -9,6 +9,7 @@ import torch
 
 from engine.interfaces.ops import OPERATIONS
 from engine.sampling.sampler import SampledRows, Sampler, SlotParameters
+from engine.types.embeds import PromptEmbeds
 from engine.types.params import SamplingParams
 from engine.types.plan import NewSlot
 from engine_kit.philox import uniform
@@ -46,9 +47,13 @@ class Bench:
         self.parameters = SlotParameters(SLOTS, VOCAB)
         self.sampler = Sampler(self.ops, self.platform, self.tokens, self.parameters)  # type: ignore[arg-type]
 
-    def enter(self, slot: int, stop_ids: tuple[int, ...] = (), num_prompt: int = 4, **fields: Any) -> None:
+    def enter(
+        self, slot: int, stop_ids: tuple[int, ...] = (), num_prompt: int = 4, num_embeds: int = 0, **fields: Any
+    ) -> None:
+        embeds = PromptEmbeds(key="", data=np.zeros((num_embeds, 8), np.float32)) if num_embeds else None
         self.parameters.enter(
             NewSlot(
+                embeds=embeds,
                 slot=slot, request_id="r", token_ids=np.zeros(num_prompt, np.int32), num_prompt_tokens=num_prompt,
                 params=SamplingParams(**{"temperature": 0.0, "seed": 3, **fields}),
                 stop_token_ids=np.array(stop_ids, np.int32),
@@ -127,6 +132,22 @@ def test_parameters_are_uploaded_when_rows_change(bench: Bench, monkeypatch: pyt
     assert count([1, 0], 7) == 1
     bench.enter(1, temperature=0.0)
     assert count([1, 0], 8) == first, "the rows are the same, one of them holds another request"
+
+
+def test_no_penalty_counts_placeholders(bench: Bench) -> None:
+    """Rows with embeddings before their tokens are penalised as without, beside others."""
+    penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+    known = {0: [7, 8, 9, 9, 1], 1: [0] * 3 + [7, 8, 9, 9, 1], 2: [0] * 6, 3: [0] * 6 + [2, 2, 3]}
+    for slot, tokens in known.items():
+        given = (0, 3, 6, 6)[slot]
+        bench.enter(slot, num_prompt=max(given, len(tokens) - 3), num_embeds=given, **penalties)
+        bench.tokens[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(5)).repeat(4, 1)
+    before = logits[0].clone()
+    bench.draw([*known], [len(tokens) for tokens in known.values()], logits)
+    assert torch.equal(logits[0], logits[1]) and not torch.equal(logits[0], before)
+    assert torch.equal(logits[2], before)
+    assert set((logits[3] != before).nonzero().flatten().tolist()) == {2, 3}
 
 
 def test_logprobs_are_from_before_everything(bench: Bench) -> None:

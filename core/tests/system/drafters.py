@@ -242,7 +242,7 @@ def draft_starts(kind: str, parallel: Parallel | None = None, whole: bool = Fals
             choices=(choice(found, "model", "Qwen2ForCausalLM"), choice(found, "checkpoint", "random")),
             model=msgspec.structs.replace(model, kv_specs=specs),
             files=files,
-            parallel=Parallel() if whole or parallel is None else parallel,
+            parallel=Parallel() if whole or parallel is None else parallel.of_stage,
         ),
     )
 

@@ -73,14 +73,10 @@ def laid_out(drafter: str) -> KVLayout:
     return drafters.layout_with(drafts) if drafts else layout()
 
 
-@lru_cache(maxsize=32)
-def worker_for(
-    settings: Settings, buckets: bool = False, parallel: Parallel | None = None, whole: bool = False
-) -> tuple[TorchWorker | Crew, WorkerReady]:
-    """Workers keep nothing from one schedule to the next but stale pages, which no request may read.
-
-    parallel: over several workers, as threads; whole: but draft models, of which each has the whole.
-    """
+def message_for(
+    settings: Settings, buckets: bool, parallel: Parallel | None = None, whole: bool = False
+) -> WorkerStart:
+    """What a worker is started with; see `worker_for`."""
     found = registry(*drafters.CANDIDATES)
     form = laid_out(settings.drafter)
     message = start_message(
@@ -118,27 +114,51 @@ def worker_for(
         name, options = drafters.options(settings.drafter)
         drafter = choice(found, "drafter", name, options=options)
         message = msgspec.structs.replace(message, choices=(*message.choices, drafter))
+    return message
+
+
+@lru_cache(maxsize=32)
+def worker_for(
+    settings: Settings, buckets: bool = False, parallel: Parallel | None = None, whole: bool = False
+) -> tuple[TorchWorker | Crew, WorkerReady]:
+    """Workers keep nothing from one schedule to the next but stale pages, which no request may read.
+
+    parallel: over several workers, as threads; whole: but draft models, of which each has the whole.
+    """
+    message = message_for(settings, buckets, parallel, whole)
     if parallel is not None:
         crew = Crew(message)
         return crew, crew.begun()
-    worker = TorchWorker(message, found)
+    worker = TorchWorker(message, registry(*drafters.CANDIDATES))
     return worker, worker.start()
+
+
+def unvaried(settings: Settings) -> Settings:
+    """What of the settings makes a worker what it is."""
+    settings = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
+    return replace(settings, long_prefill_token_threshold=0, jump_forward=False)
 
 
 def make_core(
     settings: Settings, buckets: bool = False, parallel: Parallel | None = None, whole: bool = False
 ) -> tuple[EngineCore, HoldingExecutor]:
     """An engine core with the real worker behind an executor that holds results back."""
-    like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
-    like = replace(like, long_prefill_token_threshold=0, jump_forward=False)
-    worker, ready = worker_for(like, buckets, parallel, whole)
+    worker, ready = worker_for(unvaried(settings), buckets, parallel, whole)
     form = laid_out(settings.drafter)
     if settings.canary:
         form = form.marked()
-    parts = [] if isinstance(worker, Crew) else worker._runner._parts  # type: ignore[union-attr]
+    last: Any = worker.workers[-1] if isinstance(worker, Crew) else worker
+    parts = last._runner._parts
     chosen = next((part._chosen for part in parts if isinstance(part, Drafting)), None)
     if chosen is not None and isinstance(chosen.drafter, drafters.KnowingBody):
         chosen.drafter.slots.clear()  # the last to leave are told of with the next plan, which another core makes
+    return core_around(worker, ready, form, settings, 1 if parallel is None else parallel.pp)
+
+
+def core_around(
+    worker: Any, ready: WorkerReady, form: KVLayout, settings: Settings, stages: int = 1
+) -> tuple[EngineCore, HoldingExecutor]:
+    """An engine core with a worker that has been started, behind an executor that holds results back."""
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
     executor = HoldingExecutor(worker, form, settings.max_num_seqs, settings.max_model_len, hold)
     context = CoreContext(
@@ -171,7 +191,7 @@ def make_core(
         connectors=connectors,
         constraints=constraints_of(ScriptedGrammar(VOCAB, VOCAB - 2), VOCAB),
         jump_forward=jump_forward(settings.max_num_seqs, VOCAB) if settings.jump_forward else None,
-        stages=1 if parallel is None else parallel.pp,
+        stages=stages,
     )
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor
@@ -398,8 +418,9 @@ def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, b
         (None, False, 100, True),
         pytest.param(Parallel(tp=2), False, 0, False, marks=pytest.mark.slow),
         (Parallel(tp=2), True, 0, False),
+        (Parallel(pp=2), False, 100, False),
     ],
-    ids=["one rank", "swapped and captured", "divided", "whole"],
+    ids=["one rank", "swapped and captured", "divided", "whole", "staged"],
 )
 def test_a_draft_model_that_is_the_target_itself_is_always_right(
     parallel: Parallel | None, whole: bool, swap_pages: int, buckets: bool

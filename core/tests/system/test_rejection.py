@@ -13,12 +13,14 @@ from cores import speculation
 from harness import VOCAB, choice, dense_logits, layout, registry, start_message
 from paged_worker import HoldingExecutor
 from schedules import Planned, Schedule, Settings, run_schedule
+from test_real_schedules import Crew
 
 from engine.interfaces.context import CoreContext
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.runner.worker import TorchWorker
 from engine.scheduling.scheduler import Scheduler
+from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
 from engine_reference.evictor_lru import LRU
 from engine_reference.policy_fcfs import FCFS
@@ -30,7 +32,7 @@ SETTINGS = Settings(
 PROMPT, TOP_K, LENGTH = (3, 14, 15), 3, 4
 
 
-def make_core(drafter: str, options: dict[str, object]) -> EngineCore:
+def make_core(drafter: str, options: dict[str, object], stages: int = 1) -> EngineCore:
     found = registry(*drafters.CANDIDATES)
     drafts = drafters.draft_starts(drafter)
     form = drafters.layout_with(drafts) if drafts else layout()
@@ -41,7 +43,9 @@ def make_core(drafter: str, options: dict[str, object]) -> EngineCore:
     chosen = choice(
         found, "drafter", "draft_model" if drafts else drafter, options={"acceptance": "rejection", **options}
     )
-    worker = TorchWorker(msgspec.structs.replace(message, choices=(*message.choices, chosen)), found)
+    choices = (*message.choices, chosen, *([choice(found, "communicator", "gloo")] if stages > 1 else []))
+    message = msgspec.structs.replace(message, choices=choices, parallel=Parallel(pp=stages))
+    worker = TorchWorker(message, found) if stages == 1 else Crew(message)
     sizes = {
         "max_num_seqs": SETTINGS.max_num_seqs,
         "max_num_batched_tokens": SETTINGS.max_num_batched_tokens,
@@ -52,9 +56,10 @@ def make_core(drafter: str, options: dict[str, object]) -> EngineCore:
         form, num_pages=SETTINGS.num_pages, max_num_seqs=SETTINGS.max_num_seqs,
         max_model_len=SETTINGS.max_model_len, evictor=LRU(context), enable_prefix_caching=False,
     )  # fmt: skip
-    scheduler = Scheduler(kv=kv, policy=FCFS(context), speculation=speculation(SETTINGS), **sizes)
+    scheduler = Scheduler(kv=kv, policy=FCFS(context), speculation=speculation(SETTINGS), stages=stages, **sizes)
     executor = HoldingExecutor(worker, form, SETTINGS.max_num_seqs, SETTINGS.max_model_len, 0)
-    return EngineCore(scheduler=scheduler, executor=executor, worker_ready=worker.start(), in_flight=2)
+    ready = worker.begun() if isinstance(worker, Crew) else worker.start()
+    return EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=1 + stages)
 
 
 def target() -> dict[tuple[int, ...], float]:
@@ -72,17 +77,19 @@ def target() -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "options"),
+    ("drafter", "options", "stages"),
     [
-        ("guessing", {}),
-        ("model", {}),
-        ("knowing", {"kind": "right"}),
-        pytest.param("ngram", {"min_match": 1}, marks=pytest.mark.slow),  # certain of its drafts, as "knowing" is
+        ("guessing", {}, 1),
+        ("model", {}, 1),
+        ("knowing", {"kind": "right"}, 1),
+        pytest.param("ngram", {"min_match": 1}, 1, marks=pytest.mark.slow),  # certain of its drafts, as "knowing" is
+        ("guessing", {}, 2),
+        pytest.param("model", {}, 2, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("count", [1500, pytest.param(6000, marks=pytest.mark.slow)])
 def test_outputs_have_the_targets_distribution(
-    drafter: str, options: dict[str, object], count: int, monkeypatch: pytest.MonkeyPatch
+    drafter: str, options: dict[str, object], stages: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chi-square over whole outputs of four tokens, so that dependence between positions would show too."""
     expected = target()
@@ -92,7 +99,7 @@ def test_outputs_have_the_targets_distribution(
         top = {token for tokens in expected for token in tokens}
         keep = torch.tensor([1.0 if token in top else 0.02 for token in range(VOCAB)])
         monkeypatch.setattr(drafters, "WEIGHTS", keep)
-    core = make_core(drafter, options)
+    core = make_core(drafter, options, stages)
     requests = tuple(
         Planned(
             request_id=f"r{i}",

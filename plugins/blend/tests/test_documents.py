@@ -12,8 +12,9 @@ import pytest
 from test_oracles import DOCUMENTS, QUESTION, SETTINGS
 
 from engine import LLM, SamplingParams
-from engine.embedding import AsyncLLM, EngineConfig
+from engine.embedding import EngineConfig
 from engine_blend.documents import set_apart
+from engine_kit.async_llm import AsyncLLM
 
 pytest.importorskip("engine_server", reason="engine-server is not installed")
 from engine_server.app import create_app

@@ -68,6 +68,19 @@ public:
         });
     }
 
+    void place_experts(std::uintptr_t ids, std::size_t rows, std::size_t per_token, std::uintptr_t table,
+                       std::size_t experts, std::size_t replicas, std::int32_t first, std::size_t count,
+                       std::uintptr_t load, std::uintptr_t out) const {
+        const PlaceExperts arguments{at<const std::int32_t>(ids), rows,     per_token, at<const std::int32_t>(table),
+                                     experts,                     replicas, first,     count,
+                                     at<std::int64_t>(load),      at<std::int32_t>(out)};
+        tape::run("place_experts", [arguments] {
+            PlaceExperts now = arguments;
+            now.rows = tape::rows(now.rows);
+            engine_cpu::place_experts(now);
+        });
+    }
+
 private:
     template <typename Arguments>
     void run(const char* name, void (*kernel)(DType, const Arguments&, int), int dtype,
@@ -98,7 +111,8 @@ void bind_experts(nb::module_& m) {
         .def("route", &ExpertOps::route, unlocked())
         .def("gated_act", &ExpertOps::gated_act, unlocked())
         .def("row_gate", &ExpertOps::row_gate, unlocked())
-        .def("experts", &ExpertOps::experts, unlocked());
+        .def("experts", &ExpertOps::experts, unlocked())
+        .def("place_experts", &ExpertOps::place_experts, unlocked());
 }
 
 }  // namespace engine_cpu

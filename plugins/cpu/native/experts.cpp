@@ -18,7 +18,7 @@ constexpr std::size_t FEW = 256;      // rows of all experts together that go th
 // as many pieces as it needs for no piece to have more than the step has rows: ids repeat where logits were no numbers.
 struct Scratch {
     std::size_t bytes = 0;
-    std::size_t starts;  // int32 [experts + 1]: where an expert's tokens begin among all that are sorted by expert
+    std::size_t starts;  // int32 [experts + 2]: where an expert's tokens begin among all that are sorted by expert
     std::size_t tokens;  // int32 [rows * per_token]: whose
     std::size_t places;  // int32 [rows, per_token]: where a token stands for one of its experts
     std::size_t gathered, inner, acted, terms, packed;
@@ -26,7 +26,7 @@ struct Scratch {
     Scratch(const Layout& first, const Layout& last, std::size_t experts, std::size_t rows, std::size_t per_token,
             std::size_t item) {
         const std::size_t all = rows * per_token;
-        starts = take((experts + 1) * 4);
+        starts = take((experts + 2) * 4);
         tokens = take(all * 4);
         places = take(all * 4);
         const std::size_t most = std::max(rows, std::min(all, FEW));  // at once
@@ -48,17 +48,27 @@ struct Sorted {
     std::int32_t *starts, *tokens, *places;
 };
 
-// Sorts the tokens by expert, keeping their order. Throws std::out_of_range for an expert that there is not.
+[[noreturn]] void no_expert(std::int32_t id) {
+    throw std::out_of_range("there is no expert " + std::to_string(id));
+}
+
+bool is_below(std::int32_t id, std::size_t end) {
+    return static_cast<std::size_t>(static_cast<std::uint32_t>(id)) < end;
+}
+
+// Sorts the tokens by expert, keeping their order; those of nobody have no place. Throws std::out_of_range for an expert
+// that there is not.
 void sort(const Experts& a, const Sorted& to) {
     const std::size_t all = a.rows * a.per_token;
-    std::memset(to.starts, 0, (a.experts + 1) * 4);
+    std::memset(to.starts, 0, (a.experts + 2) * 4);
     for (std::size_t i = 0; i < all; ++i) {
-        if (static_cast<std::size_t>(static_cast<std::uint32_t>(a.ids[i])) >= a.experts)
-            throw std::out_of_range("there is no expert " + std::to_string(a.ids[i]));
+        if (!is_below(a.ids[i], a.experts + 1)) no_expert(a.ids[i]);
         ++to.starts[a.ids[i] + 1];
     }
     for (std::size_t e = 0; e < a.experts; ++e) to.starts[e + 1] += to.starts[e];
     for (std::size_t i = 0; i < all; ++i) {
+        to.places[i] = -1;
+        if (!is_below(a.ids[i], a.experts)) continue;
         const std::int32_t place = to.starts[a.ids[i]]++;
         to.places[i] = place;
         to.tokens[place] = static_cast<std::int32_t>(i / a.per_token);
@@ -79,12 +89,12 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
     const std::size_t item = size_of(a.dtype), hidden = a.first.layout.inputs, outputs = a.last.layout.outputs;
     // of the last projection's rows: it may read some inputs twice, by its order
     const std::size_t inner = a.act.gated ? a.first.layout.outputs / 2 : a.first.layout.outputs;
-    const std::size_t all = a.rows * a.per_token;
     const Scratch at(a.first.layout, a.last.layout, a.experts, a.rows, a.per_token, item);
     auto* scratch = static_cast<std::uint8_t*>(a.scratch);
     const auto ints = [scratch](std::size_t offset) { return reinterpret_cast<std::int32_t*>(scratch + offset); };
     const Sorted sorted{ints(at.starts), ints(at.tokens), ints(at.places)};
     sort(a, sorted);
+    const auto all = static_cast<std::size_t>(sorted.starts[a.experts]);  // that somebody computes
     const auto begin_of = [&](std::size_t expert) { return static_cast<std::size_t>(sorted.starts[expert]); };
     const auto gather = [&](std::size_t begin, std::size_t rows) {
         const std::size_t bytes = hidden * item;
@@ -124,6 +134,7 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
                                        out + begin * by.layout.outputs * item, room));
             room += (by.layout.scratch_bytes(rows) + 63) / 64 * 64;
         }
+        if (products.empty()) return;
         if (kernels.packed_all(products.data(), products.size(), threads)) return;
         for (const Packed& each : products) kernels.packed(each, threads);
     };
@@ -145,6 +156,17 @@ void experts(const Kernels& kernels, const Experts& a, int threads) {
     }
     kernels.combine(a.dtype, {scratch + at.terms, sorted.places, a.weights, a.rows, a.per_token, outputs, a.out},
                     threads);
+}
+
+void place_experts(const PlaceExperts& a) {
+    for (std::size_t i = 0; i < a.rows * a.per_token; ++i) {
+        if (!is_below(a.ids[i], a.experts)) no_expert(a.ids[i]);
+        const std::size_t row = i / a.per_token;
+        const std::int32_t place = a.table[static_cast<std::size_t>(a.ids[i]) * a.replicas + row % a.replicas] - a.first;
+        const bool here = is_below(place, a.count);
+        a.out[i] = here ? place : static_cast<std::int32_t>(a.count);
+        if (here) ++a.load[place];
+    }
 }
 
 }  // namespace engine_cpu

@@ -49,8 +49,8 @@ struct RowGate {
     void* out;
 };
 
-// out[t] = sum over i of weights[t, i] * terms[places[t, i]], added in this order; terms [.., size] and out [rows, size]
-// dense, places and weights [rows, per_token].
+// out[t] = sum over i of weights[t, i] * terms[places[t, i]], added in this order, without those whose place is negative;
+// terms [.., size] and out [rows, size] dense, places and weights [rows, per_token].
 struct Combine {
     const void* terms;
     const std::int32_t* places;
@@ -76,7 +76,7 @@ struct Experts {
     std::size_t experts;
     const void* x;
     std::size_t x_stride, rows, per_token;
-    const std::int32_t* ids;  // [rows, per_token]
+    const std::int32_t* ids;  // [rows, per_token]; `experts`: of nobody, which adds nothing
     const float* weights;     // likewise
     void* out;                // [rows, outputs of last], dense
     void* scratch;            // experts_scratch_bytes
@@ -88,5 +88,21 @@ std::size_t experts_scratch_bytes(const Layout& first, const Layout& last, std::
 // Each expert that has tokens reads its weights once, for all of them. Throws std::out_of_range for an expert that there
 // is not.
 void experts(const Kernels& kernels, const Experts& arguments, int threads);
+
+// Which of the places first .. first + count - 1 computes whom: out [rows, per_token] = place - first, or count where it
+// is none of them. Expert e's token of row t is at table[e, t % replicas]. load[place] grows by the tokens that it gets.
+struct PlaceExperts {
+    const std::int32_t* ids;  // [rows, per_token]
+    std::size_t rows, per_token;
+    const std::int32_t* table;  // [experts, replicas]
+    std::size_t experts, replicas;
+    std::int32_t first;
+    std::size_t count;
+    std::int64_t* load;  // [count]
+    std::int32_t* out;   // [rows, per_token]
+};
+
+// Throws std::out_of_range for an expert that there is not.
+void place_experts(const PlaceExperts& arguments);
 
 }  // namespace engine_cpu

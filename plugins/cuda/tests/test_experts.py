@@ -99,6 +99,28 @@ def test_experts_whom_nobody_chose(some: list[int]) -> None:
     check(tokens(60, 32), layer(7, 32, 24), ids)
 
 
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_nobodys_tokens(count: int) -> None:
+    """What other ranks compute takes no part, and is read nowhere; also where all of a token's are, or of all."""
+    ids = chosen(count, 9, 3)
+    check(tokens(count, 32), layer(6, 32, 24, bias=True), ids.clamp(max=6))
+    ids[count // 2] = 6
+    check(tokens(count, 32), layer(6, 32, 24, bias=True), ids.clamp(max=6))
+    check(tokens(count, 32), layer(6, 32, 24, bias=True), torch.full_like(ids, 6))
+
+
+def test_places() -> None:
+    """As torch finds them, where replicas take turns; loads add up over calls."""
+    table = torch.tensor([[0, 5], [1, 1], [2, 6], [3, 3], [7, 4], [8, 8]], dtype=torch.int32, device=DEVICE)
+    loads = torch.ones(2, 4, dtype=torch.int64, device=DEVICE)
+    for count in (0, 1, 700):
+        ids = chosen(count, 6, 3)
+        found = OPS.place_experts(ids, table, 3, loads[0])
+        expected = REFERENCE.place_experts(ids, table, 3, loads[1])
+        assert found.dtype == torch.int32 and torch.equal(found, expected) and torch.equal(*loads)
+    assert loads[0].sum() > 4
+
+
 def test_a_view() -> None:
     """Rows that lie apart, and ids and weights that are not dense."""
     packed, ids = layer(6, 32, 24), chosen(9, 6, 4)

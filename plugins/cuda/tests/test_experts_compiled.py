@@ -32,7 +32,7 @@ def products(model: str, tokens: int, dtype: str = BF16, target: str = "sm_90") 
     gated, pairs = kind != "relu2", tokens * chosen
     tile = experts.tile_of(pairs, count, 4 if dtype == F32 else 2, target == "sm_90")
     biases = ({"bias": dtype}, {}) if bias else ({}, {"bias": None})
-    types = {"x": dtype, "weight": dtype, "order": I32, "starts": I32, "out": dtype, "pairs": "i32", "blocks": "i32"}
+    types = {"x": dtype, "weight": dtype, "order": I32, "starts": I32, "out": dtype, "blocks": "i32"}
     sizes = {"EXPERTS": count, "PADDED": power_of_2(count), "ROWS": tile.rows, "WIDTH": tile.width, "GROUP": 8}
     more = {"num_warps": tile.warps, "num_stages": tile.stages}
     return {
@@ -60,19 +60,22 @@ def others(model: str) -> dict[str, Case]:
     return {
         f"few first, {model}": Case(
             expert_kernels.few_first_kernel,
-            {"x": BF16, "weight": BF16, **biases[0], "ids": I32, "out": BF16, "x_stride": "i32", "inner": "i32", **act},
+            {"x": BF16, "weight": BF16, **biases[0], "ids": I32, "out": BF16, "x_stride": "i32", "inner": "i32",
+             "experts": "i32", **act},
             {**biases[1], "TOP_K": chosen, "INPUTS": hidden, "KIND": kind, "GATED": gated, "OUTPUTS": first[0],
              "WIDTH": first[1]},
             multiples_of_16=["x_stride", "inner"],
         ),
         f"few last, {model}": Case(
             expert_kernels.few_last_kernel,
-            {"x": BF16, "weight": BF16, **biases[0], "ids": I32, "by": F32, "out": BF16, "outputs": "i32"},
+            {"x": BF16, "weight": BF16, **biases[0], "ids": I32, "by": F32, "out": BF16, "outputs": "i32",
+             "experts": "i32"},
             {**biases[1], "TOP_K": chosen, "PADDED_K": padded, "INPUTS": inner, "OUTPUTS": last[0], "WIDTH": last[1]},
             multiples_of_16=["outputs"],
         ),
         f"combine, {model}": Case(
-            expert_kernels.combine_kernel, {"terms": BF16, "by": F32, "out": BF16, "width": "i32"},
+            expert_kernels.combine_kernel,
+            {"terms": BF16, "by": F32, "ids": I32, "out": BF16, "width": "i32", "experts": "i32"},
             {"TOP_K": chosen, "BLOCK": experts.BLOCK}, multiples_of_16=["width"],
         ),
         f"gated act, {model}": Case(
@@ -86,6 +89,11 @@ ROUTES = {
     "sort": Case(
         expert_kernels.sort_kernel, {"ids": I32, "order": I32, "starts": I32, "pairs": "i32"},
         {"BLOCK": experts.SORTED}, num_warps=8,
+    ),
+    "place": Case(
+        expert_kernels.place_kernel,
+        {"ids": I32, "table": I32, "load": "*i64", "out": I32, "first": "i32", "pairs": "i32", "count": "i32"},
+        {"TOP_K": 8, "REPLICAS": 4, "BLOCK": experts.BLOCK},
     ),
     "row gate": Case(
         expert_kernels.row_gate_kernel,

@@ -13,6 +13,7 @@ import pytest
 from engine import LLM
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import Launch, launch
+from engine.interfaces.executor import rank_starts
 from engine.types.errors import ConfigError, ModelNotFoundError, OptionsError, UnsupportedModelError
 from engine_kit.draft_memory import stored_bytes
 from engine_sdk.conformance import DrafterConformance
@@ -59,10 +60,23 @@ def test_what_is_not_there() -> None:
         launched(draft="/no/where")
     with pytest.raises(OptionsError):
         launched(**{"drafter.tensor_parallel_size": 3})
-    with pytest.raises(ConfigError, match="drafter=draft_model with pipeline_parallel_size=2"):
-        launched(pipeline_parallel_size=2)
     with pytest.raises(UnsupportedModelError, match=r"\(draft model dummy:\S+ on 3 ranks\); .* does not divide over 3"):
         launched("dummy:0.6B,heads=12,kv_heads=3", DRAFT, tensor_parallel_size=3)
+
+
+def test_the_last_stage_has_it() -> None:
+    """Its layers lie there alone, in the blocks that all stages have; what it would need of the others is refused."""
+    start = launched(pipeline_parallel_size=2).start.worker
+    assert start.drafts[0].parallel.pp == 1
+    first, last = rank_starts(start)
+    assert [len(rank.drafts) for rank in (first, last)] == [0, 1]
+    assert {group.model for group in first.layout.groups} == {0} and first.layout.tables == last.layout.tables
+    assert sum(len(group.sites) for group in last.layout.groups if group.model) == 3
+    settings: dict[str, Any] = {"model": "tiny", "pipeline_parallel_size": 2}
+    with pytest.raises(ConfigError, match=r"drafter=eagle with .*the streams behind layers \[.*begins with layer 3"):
+        launch(EngineConfig(drafter="eagle", **settings))
+    with pytest.raises(ConfigError, match="drafter=medusa with pipeline_parallel_size=2; it proposes trees"):
+        launch(EngineConfig(drafter="medusa", **settings, **{"drafter.tree": "[[0], [1]]"}))
 
 
 def test_another_vocabulary_is_refused() -> None:

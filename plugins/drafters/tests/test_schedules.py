@@ -81,7 +81,7 @@ def _kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                     model, kv_specs=specs, attention_features=("tree",) if kind.endswith("tree") else ()
                 ),
                 files=files,
-                parallel=Parallel() if whole or parallel is None else parallel,
+                parallel=Parallel() if whole or parallel is None else parallel.of_stage,
                 shares=asked.shares,
                 features=asked.features,
             ),
@@ -132,22 +132,28 @@ WAYS: dict[str, tuple[Parallel | None, bool, int]] = {
     "swapped": (None, False, 100),
     "divided": (Parallel(tp=2), False, 0),
     "whole": (Parallel(tp=2), True, 0),
+    "staged": (Parallel(pp=2), False, 0),
 }
 """(over ranks, the head whole on each, pages on the host)."""
-QUICK = {("eagle", "swapped"), ("eagle3 tree", "divided"), ("medusa tree", "whole")}
+QUICK = {("eagle", "swapped"), ("eagle3 tree", "divided"), ("medusa tree", "whole"), ("eagle", "staged")}
 
 
 @pytest.mark.parametrize(
     ("kind", "way"),
-    [pytest.param(kind, way, marks=() if (kind, way) in QUICK else pytest.mark.slow) for kind in KINDS for way in WAYS],
+    [
+        pytest.param(kind, way, marks=() if (kind, way) in QUICK else pytest.mark.slow)
+        for kind in KINDS
+        for way in WAYS
+        if way != "staged" or kind in ("eagle", "medusa")  # see `engine_kit.chosen_together.check_stages`
+    ],
 )
 def test_in_a_crowded_cache_and_over_ranks(kind: str, way: str) -> None:
     """Divided, whole on every rank beside a divided target, and with pages that go to the host and come back."""
     parallel, whole, swap_pages = WAYS[way]
     settings = Settings(
-        num_pages=26, max_num_seqs=5, max_num_batched_tokens=17, max_model_len=40, in_flight=2,
-        enable_prefix_caching=True, drafter=kind, num_drafts=7 if kind.endswith("tree") else 3, adaptive=False,
-        swap_pages=swap_pages,
+        num_pages=18 if way == "staged" else 26, max_num_seqs=5, max_num_batched_tokens=17, max_model_len=40,
+        in_flight=2, enable_prefix_caching=True, drafter=kind, num_drafts=7 if kind.endswith("tree") else 3,
+        adaptive=False, swap_pages=swap_pages,
     )  # fmt: skip
     rng = random.Random(5)
     shared = [rng.randrange(1, VOCAB) for _ in range(8)]

@@ -11,8 +11,9 @@ import pytest
 from small_adapters import products, write_adapter, write_model
 from test_adapted_engine import ADAPTED, SETTINGS, generated
 
-from engine.embedding import AsyncLLM, EngineConfig
+from engine.embedding import EngineConfig
 from engine.types.errors import ConfigError
+from engine_kit.async_llm import AsyncLLM
 
 pytest.importorskip("engine_server", reason="engine-server is not installed")
 from engine_server.adapters import ServedAdapters, modules_of

@@ -79,3 +79,12 @@ def test_product(checkpoint: tuple[Path, list[Answer]], case: dict[str, Any]) ->
 def test_states_that_are_swapped_out(architecture: str, tmp_path: Path) -> None:
     """Preempted requests come back with theirs."""
     served(tmp_path, make(tmp_path, architecture, ALL[architecture]), swap_space=1 << 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moves", [{}, {"experts.redundant": 2, "experts.rebalance_every": 4}], ids=["still", "moving"])
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "GptOssForCausalLM"])
+def test_experts_dealt_over_processes(architecture: str, moves: dict[str, Any], tmp_path: Path) -> None:
+    """One tensor for each expert, shared ones beside them, and all experts in one tensor."""
+    settings = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    served(tmp_path, make(tmp_path, architecture, ALL[architecture]), **settings, **moves)

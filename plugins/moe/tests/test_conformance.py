@@ -1,5 +1,7 @@
 """Operations and experts through the suite of engine-sdk."""
 
+from typing import ClassVar
+
 import pytest
 
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
@@ -14,3 +16,23 @@ class TestMoe(OpsConformance):
 
 class TestLocal(ExpertsConformance):
     driver = "local"
+
+
+class TestGather(ExpertsConformance):
+    driver = "gather"
+
+
+class TestGatherMoves(ExpertsConformance):
+    """Copies, dealt anew every other step, one expert at a time."""
+
+    driver = "gather"
+    options: ClassVar = {"redundant": 3, "rebalance_every": 2, "step_bytes": 1}
+
+
+class TestAllToAll(ExpertsConformance):
+    driver = "all_to_all"
+
+
+class TestAllToAllMoves(ExpertsConformance):
+    driver = "all_to_all"
+    options: ClassVar = {"redundant": 2, "rebalance_every": 3, "step_bytes": "1MiB"}

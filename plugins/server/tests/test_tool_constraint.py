@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.grammar import GrammarCard
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.request_checks import ConstraintCheck
 from engine_kit.tool_text import whole
 from engine_parsers.tool_parsers.hermes import HermesParser
 from engine_parsers.tool_parsers.mistral import MistralParser

@@ -41,9 +41,8 @@ class Table:
         self.limit = np.array([limit])
         self.order = np.array([1])
         self.matched = np.array([True])
-        self.waits = np.array([False])
         matcher = SimpleNamespace(forced_bytes=lambda: forced)
-        self._request = SimpleNamespace(matcher=matcher, root=root)
+        self._request = SimpleNamespace(host_tokens=False, matcher=matcher, root=root)
 
     def request(self, slot: int) -> Any:
         return self._request
@@ -133,7 +132,7 @@ def test_a_tokenizer_that_raises_costs_the_jump_alone(caplog: pytest.LogCaptureF
 
 def test_who_waits_for_the_host_does_not_jump() -> None:
     table = Table([], b'{"name_of')
-    table.waits[0] = True
+    table.request(0).host_tokens = True
     assert jump(make(), table) == []
 
 

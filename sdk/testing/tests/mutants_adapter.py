@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from mutant_suites import suites_of
@@ -14,12 +16,12 @@ from mutant_suites import suites_of
 from engine.interfaces.adapter import Adapted
 from engine.interfaces.quantization import LayerShape
 from engine.types.errors import EngineError
+from engine.types.parallel import Shard
 from engine.types.plan import NewSlot, StepPlan
 from engine.types.request import Adapter
 from engine_lora import LoRARequest
 from engine_lora.places import Known, Places
-from engine_lora.weights import Part
-from engine_lora.worker import Layer, Worker
+from engine_lora.worker import HeadLayer, Layer, Worker
 from engine_sdk.conformance import AdapterConformance
 
 
@@ -40,14 +42,14 @@ class FirstTokensAlone(Worker):
 
     def inputs(self, plan: StepPlan, num_tokens: int, tokens_per_row: int) -> Mapping[str, torch.Tensor]:
         super().inputs(plan, num_tokens, tokens_per_row)
-        if self._none:
+        if not len(self._place_of_token):
             return {}
-        starts = self.starts.tolist()
+        of_all, ends = self.of_step
         first = set((np.cumsum(plan.num_tokens) - plan.num_tokens).tolist())
-        kept = [[t for t in self.tokens[a:b].tolist() if t in first] for a, b in itertools.pairwise(starts)]
-        self.starts.copy_(torch.tensor([0, *np.cumsum([len(of_place) for of_place in kept])]))
+        kept = [[t for t in of_all[a:b].tolist() if t in first] for a, b in itertools.pairwise(ends.tolist())]
+        ends.copy_(torch.tensor([0, *np.cumsum([len(of_place) for of_place in kept])]))
         tokens = torch.tensor([token for of_place in kept for token in of_place], dtype=torch.int32)
-        self.tokens[: len(tokens)] = tokens
+        of_all[: len(tokens)] = tokens
         return {}
 
 
@@ -82,7 +84,7 @@ class ScaleOfTheNeighbour(Worker):
     def read(self, path: str, revision: str) -> tuple[list[Any], list[str]]:
         packed, others = super().read(path, revision)
         for layer in packed:
-            if len(layer) > 1 and layer[0] is not None:
+            if layer is not None and len(layer) > 1 and layer[0] is not None:
                 layer[0][1].mul_(1.5)
         return packed, others
 
@@ -90,46 +92,90 @@ class ScaleOfTheNeighbour(Worker):
 class InTheModelsOrder(Worker):
     """rows that the model takes in another order are left in the checkpoint's"""
 
-    def layer(self, shape: LayerShape) -> Layer | None:
+    def layer(self, shape: LayerShape) -> Any:
         return super().layer(shape._replace(orders={}))
 
 
 class WholeOnEveryRank(Worker):
     """each rank adds the products of the first rank's inputs"""
 
-    def layer(self, shape: LayerShape) -> Layer | None:
-        found = super().layer(shape)
+    def layer(self, shape: LayerShape) -> Any:
+        found, layers = super().layer(shape), self._model.layers
         inputs = slice(0, shape.inputs.length)
-        self._layers[-1] = [Part(part.name, part.rows, inputs, part.total) for part in self._layers[-1]]
+        layers[-1] = [part._replace(inputs=inputs) for part in layers[-1]]
         return found
 
 
 class WritesOverOutputs(Worker):
     """what is added takes the place of the outputs"""
 
-    def layer(self, shape: LayerShape) -> Layer | None:
+    def layer(self, shape: LayerShape) -> Any:
         class Over(Layer):
             def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-                return y if self._worker._none else super().add(x, torch.zeros_like(y))
+                return super().add(x, torch.zeros_like(y)) if len(self._worker._place_of_token) else y
 
         found = super().layer(shape)
-        return None if found is None else Over(self, self._memories[-1])
+        return Over(self, found._memory) if type(found) is Layer else found
 
 
 class SaysItHasRead(Worker):
     """an adapter that cannot be read counts as read"""
 
-    def loaded(self, identity: str) -> Any:
-        done, _, others = super().loaded(identity)
-        return done, None, others
+    def loaded(self, identities: Sequence[str]) -> Any:
+        return [(done, None, others) for done, _, others in super().loaded(identities)]
+
+
+class AdaptsWhoeverCalls(Worker):
+    """embeddings and heads are adapted outside of steps too"""
+
+    @contextmanager
+    def at(self, tokens: np.ndarray | None = None) -> Iterator[None]:
+        with super().at(tokens):
+            left = self.of_head
+            yield
+        self.of_head = left
+
+
+class TakesTheFirstThatDraw(Worker):
+    """heads are adapted as if rows that draw were the step's first tokens"""
+
+    def layer(self, shape: LayerShape) -> Any:
+        found = super().layer(shape)
+        return Layer(self, found._memory) if isinstance(found, HeadLayer) else found
+
+    def check(self, num_tokens: int) -> None: ...
+
+
+class ForgetsDrafts(Worker):
+    """of each row the last token alone is taken to draw"""
+
+    def inputs(self, plan: StepPlan, num_tokens: int, tokens_per_row: int) -> Mapping[str, torch.Tensor]:
+        return super().inputs(msgspec.structs.replace(plan, num_drafts=None), num_tokens, tokens_per_row)
+
+
+class HearsNoTokens(Worker):
+    """heads are adapted for the rows that draw, whatever rows are told"""
+
+    @contextmanager
+    def at(self, tokens: np.ndarray | None = None) -> Iterator[None]:
+        with super().at(None):
+            yield
+
+
+class WholeVocabulary(Worker):
+    """an embedding's A is looked up by ids of all ranks in a part"""
+
+    def layer(self, shape: LayerShape) -> Any:
+        if shape.kind == "embedding":
+            shape = shape._replace(inputs=Shard(shape.inputs.total, 0, shape.inputs.length))
+        return super().layer(shape)
 
 
 class PassesOverLayers(Worker):
     """layers that the model does not have are passed over"""
 
-    def loaded(self, identity: str) -> Any:
-        done, error, _ = super().loaded(identity)
-        return done, error, []
+    def loaded(self, identities: Sequence[str]) -> Any:
+        return [(done, error, []) for done, error, _ in super().loaded(identities)]
 
 
 # -- the half in the core ----------------------------------------------------------------------------------------------
@@ -228,7 +274,8 @@ class RemembersErrors(Places):
 
 WORKERS: Sequence[type] = (
     AnotherRowsAdapter, FirstTokensAlone, LeavesAnAdapterBehind, KeepsTheSlotsAdapter, PadsNoRows, ScaleOfTheNeighbour,
-    InTheModelsOrder, WholeOnEveryRank, WritesOverOutputs, SaysItHasRead, PassesOverLayers,
+    InTheModelsOrder, WholeOnEveryRank, WritesOverOutputs, SaysItHasRead, PassesOverLayers, AdaptsWhoeverCalls,
+    TakesTheFirstThatDraw, ForgetsDrafts, HearsNoTokens, WholeVocabulary,
 )  # fmt: skip
 CORES: Sequence[type] = (
     OnePlaceForAll, TakesPlacesInUse, GivesNoPlaceBack, LetsAllThrough, HoldsEverybody, FavoursWhoIsThere,

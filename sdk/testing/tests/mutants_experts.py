@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from mutant_suites import suites_of
 
+from engine_moe.dealt.gather import GatherBody, GatherLayer
 from engine_moe.experts_local.body import LocalExpertsBody, LocalLayer
 from engine_sdk.conformance import ExpertsConformance
 
@@ -118,9 +120,89 @@ class IgnoresTheAct(_Broken):
         return LocalLayer(context, spec._replace(act=act))
 
 
-MUTANTS = [
+DIVIDED = [
     SumsNothing, BiasOnEveryRank, ForgetsWeights, DropsTokens, FirstExpertAlone, WritesIntoTokens, FailsWithoutTokens,
     HoldsEverything, StaysPlain, IgnoresTheAct,
 ]  # fmt: skip
 
-globals().update(suites_of(ExpertsConformance, "local", MUTANTS))
+
+class _Dealt(GatherBody):
+    """Of those that deal whole experts."""
+
+
+class NeighboursExpert(_Dealt):
+    """a token that is another core's goes to the expert beside the one that it chose"""
+
+    class layer_class(GatherLayer):
+        def local(self, ids: torch.Tensor) -> torch.Tensor:
+            found = super().local(ids)
+            if self.cores is not None:
+                found = torch.where(found == len(self.loads) - 1, found - 1, found)
+            return found
+
+
+class WeighsTwice(_Dealt):
+    """the experts' weights are applied once more to their sum"""
+
+    class layer_class(GatherLayer):
+        def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x, ids, weights) * weights.sum(1, keepdim=True)
+
+
+class CopiesTwice(_Dealt):
+    """all copies of an expert compute a token, and not the one whose turn it is"""
+
+    class layer_class(GatherLayer):
+        def local(self, ids: torch.Tensor) -> torch.Tensor:
+            found = super().local(ids)
+            mine = self.placement[self.first : self.first + len(self.loads)].tolist()
+            for place, expert in enumerate(mine):
+                found = torch.where(ids == expert, place, found)
+            return found
+
+
+class LateOnOneRank(_Dealt):
+    """the last rank takes tokens to where experts were before they moved, one step longer than the others"""
+
+    class layer_class(GatherLayer):
+        def place(self) -> None:
+            if self.ep is None or self.ep.rank < self.ep.size - 1 or not hasattr(self, "seen"):
+                self.seen = True
+                super().place()
+            else:
+                self.due = 2
+
+        def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            self.due = getattr(self, "due", 0) - 1
+            if not self.due:
+                super().place()
+            return super().__call__(x, ids, weights)
+
+
+class CountsEverybodys(_Dealt):
+    """each rank counts all tokens, and not those that it computes"""
+
+    class layer_class(GatherLayer):
+        def local(self, ids: torch.Tensor) -> torch.Tensor:
+            np.add.at(self._total, ids.flatten().numpy(), 1)
+            return super().local(ids)
+
+
+class LosesDrafts(_Dealt):
+    """every core takes the others for having as many tokens as itself"""
+
+    class layer_class(GatherLayer):
+        def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            if self.cores is not None:
+                self.cores.tokens = None
+            return super().__call__(x, ids, weights)
+
+
+DEALT = [NeighboursExpert, WeighsTwice, CopiesTwice, LateOnOneRank, CountsEverybodys, LosesDrafts]
+
+MUTANTS = DIVIDED + DEALT
+
+globals().update(suites_of(ExpertsConformance, "local", DIVIDED))
+globals().update(
+    suites_of(ExpertsConformance, "gather", DEALT, {"redundant": 3, "rebalance_every": 2, "step_bytes": 1})
+)

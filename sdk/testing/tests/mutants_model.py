@@ -329,6 +329,13 @@ class EmbedsAgain(Llama):
         return super().forward(state, walk)
 
 
+class ScalesVectors(Llama):
+    """vectors in place of tokens are scaled by the root of their size, as some models scale embeddings"""
+
+    def embed_vectors(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return vectors * vectors.shape[1] ** 0.5
+
+
 class HasEveryLayer(Llama):
     """every layer is built, whichever the stage has"""
 
@@ -509,8 +516,9 @@ PLAIN = [
     SeesOneMore, MixesWithTheStep, RotatesNeighbours, CountsForItself, NoPositions, ShortTable, ForgetsResidual,
     WrongEps, SwapsGateAndUp, HeadsInTurn, ValuesBackwards, NoRoot, RepeatsHeads, SecondLayerForBoth,
     IgnoresUnexpected, CutsToSize, TakesTheLast, Untyped, TransposesSquares, RoundsOnce, TiesAlways, KeepsState,
-    ChangesPositions, FirstPositions, EmbedsAgain, HasEveryLayer, RunsAllLayers, NormsTheBatch, LogitsOfTheBatch,
-    AnswersInFloat32, HeadIsNotQuantised, ShiftsShards, GathersBackwards, SumsNothing, OneRankMore, ReadsOn,
+    ChangesPositions, FirstPositions, EmbedsAgain, ScalesVectors, HasEveryLayer, RunsAllLayers, NormsTheBatch,
+    LogitsOfTheBatch, AnswersInFloat32, HeadIsNotQuantised, ShiftsShards, GathersBackwards, SumsNothing, OneRankMore,
+    ReadsOn,
 ]  # fmt: skip
 WHOLE = [ComputesItself, *CARDS]
 BIASES = [DropsBias, MakesUpBias, AddsBiasEverywhere]

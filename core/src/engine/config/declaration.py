@@ -161,6 +161,10 @@ class EngineSettings(Settings):
     pipeline_parallel_split: str | None = setting(
         None, "layers of each stage, with commas between, e.g. 6,10 (default: as even as it goes)", check=_counts
     )
+    context_parallel_size: int = setting(1, "ranks among which the tokens of each sequence are divided", least=1)
+    enable_expert_parallel: bool = setting(
+        False, "deal routed experts whole over the ranks of all engine cores, in place of dividing each of them"
+    )
     data_parallel_size: int = setting(1, "engine cores side by side, each with the whole model", least=1)
     data_parallel_restarts: int = setting(0, "how often each of several cores is started again when it dies", least=0)
     kv_cache_memory: int | None = setting(
@@ -182,6 +186,7 @@ class EngineSettings(Settings):
         above=0,
         most=1,
     )
+    enable_prompt_embeds: bool = setting(False, "let prompts bring embeddings in place of tokens (prompt_embeds)")
     enable_prefix_caching: bool = setting(True, "reuse the KV cache of prompts that begin alike")
     prefix_caching_hash_algo: str = setting(
         "xxhash",

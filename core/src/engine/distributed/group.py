@@ -34,6 +34,7 @@ class ProcessGroup:
             )
         self.rank = rank
         self.size = size
+        self.tokens: Sequence[int] | None = None
         self._communicators = tuple(communicators)
         self._takers: dict[tuple[Collective, tuple[int, ...], torch.dtype | None], Communicator] = {}
 

@@ -102,9 +102,10 @@ def _resolved(registry: Registry, asked: DraftModel, target: Target, index: int)
         )
     named = {} if asked.architecture is None else {"architectures": [asked.architecture]}
     files = msgspec.structs.replace(files, config={**files.config, **asked.config, **named})
-    own = Parallel() if ranks == 1 else parallel
+    own = Parallel() if ranks == 1 else parallel.of_stage
     with placed(f"draft model {files.name} on {own.tp} ranks" if own.tp > 1 else f"draft model {files.name}"):
-        asks = model_needs(replace(target.need, parallel=own), files.config)
+        need = replace(target.need, parallel=own, features=target.need.features - {"stages"})
+        asks = model_needs(need, files.config)
         (implementation,) = choose(registry, points.MODEL, asks)
         model = implementation.card.describe(files.config)
     if any(site.kind in ("state", "cross") for site in model.sites):
@@ -113,7 +114,7 @@ def _resolved(registry: Registry, asked: DraftModel, target: Target, index: int)
             "nobody puts a draft model's states back where drafts do not count, nor gives it what an encoder reads",
             "name a draft model whose layers all attend to its tokens alone",
         )
-    specs = tuple(msgspec.structs.replace(spec, model=index, divided=own == parallel) for spec in model.kv_specs)
+    specs = tuple(msgspec.structs.replace(spec, model=index, divided=own.tp == parallel.tp) for spec in model.kv_specs)
     start = DraftStart(
         choices=(checkpoint.choice(), implementation.choice()),
         model=msgspec.structs.replace(model, kv_specs=specs),

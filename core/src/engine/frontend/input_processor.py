@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
-from engine.frontend.request_checks import ConstraintCheck, ProcessorArguments, check_pooling
 from engine.frontend.request_state import RequestState
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
@@ -33,13 +32,19 @@ MAX_TIMEOUT = 1e9
 """Seconds."""
 ALL_THAT_FITS = -1
 _CUT = "truncate_prompt_tokens"
-_KEYS = frozenset(
-    {"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", _CUT, "kv_transfer", "kv_retention", "adapter"}
-)
 _FORMS = 'pass a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
 
 
-class TextPrompt(TypedDict):
+class _Beside(TypedDict, total=False):
+    add_special_tokens: bool
+    cache_salt: str
+    truncate_prompt_tokens: int
+    kv_transfer: dict[str, Any]
+    kv_retention: dict[str, Any] | Sequence[dict[str, Any]]
+    adapter: Adapter
+
+
+class TextPrompt(_Beside):
     """Text to tokenise. Prompts with different `cache_salt` share no cached pages. Unless `add_special_tokens` is
     False, the tokenizer adds those that it adds to every text, such as one that begins it. Of a prompt with
     `truncate_prompt_tokens` the last so many tokens are taken, the first where it is pooled; -1: as many as fit.
@@ -48,28 +53,26 @@ class TextPrompt(TypedDict):
     `engine.types.request.Adapter` it is computed."""
 
     prompt: str
-    cache_salt: NotRequired[str]
-    truncate_prompt_tokens: NotRequired[int]
-    add_special_tokens: NotRequired[bool]
-    kv_transfer: NotRequired[dict[str, Any]]
-    kv_retention: NotRequired[dict[str, Any] | Sequence[dict[str, Any]]]
-    adapter: NotRequired[Adapter]
 
 
-class TokensPrompt(TypedDict):
+class TokensPrompt(_Beside):
     """Token ids, taken as they are. `prompt` is their text, to be shown with the output; it is not tokenised."""
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
-    cache_salt: NotRequired[str]
-    truncate_prompt_tokens: NotRequired[int]
-    kv_transfer: NotRequired[dict[str, Any]]
-    kv_retention: NotRequired[dict[str, Any] | Sequence[dict[str, Any]]]
-    adapter: NotRequired[Adapter]
 
 
-Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
-"""One prompt: text, a dict with text, a dict with token ids, or bare token ids."""
+class EmbedsPrompt(_Beside):
+    """Embeddings before a text or token ids, if there are any: see `engine_kit.prompt_embeds`."""
+
+    prompt_embeds: Any
+    prompt: NotRequired[str]
+    prompt_token_ids: NotRequired[Sequence[int]]
+
+
+Prompt = str | TextPrompt | TokensPrompt | EmbedsPrompt | Sequence[int]
+"""One prompt: text, a dict with text, a dict with token ids, one with embeddings, or bare token ids."""
+_KEYS = frozenset[str]().union(*(form.__annotations__ for form in (TextPrompt, TokensPrompt, EmbedsPrompt)))
 
 
 class ParsedPrompt(NamedTuple):
@@ -78,7 +81,7 @@ class ParsedPrompt(NamedTuple):
     Args:
         text: to tokenise, or to show with the output.
         token_ids: plain Python integers, not yet compared with the vocabulary.
-        cache_salt, add_special_tokens, truncate, kv_transfer, kv_retention, adapter: see `TextPrompt`.
+        cache_salt, add_special_tokens, truncate, kv_transfer, kv_retention, adapter: see `TextPrompt`. embeds: given.
     """
 
     text: str | None
@@ -89,6 +92,7 @@ class ParsedPrompt(NamedTuple):
     kv_transfer: dict[str, Any] | None = None
     kv_retention: tuple[KVRetention, ...] = ()
     adapter: Adapter | None = None
+    embeds: Any = None
 
 
 class SteadyClock:
@@ -137,7 +141,7 @@ class InputProcessor:
         processors: Sequence[type[LogitsProcessorCard]] = (),
         *,
         orders_by_priority: bool = False,
-        constraints: ConstraintCheck | None = None,
+        constraints: Any = None,
         chat_template: str | None = None,
         chat_variables: Mapping[str, Any] | None = None,
     ) -> None:
@@ -154,8 +158,10 @@ class InputProcessor:
         self._seeds = random.Random(seed)
         self._orders_by_priority = orders_by_priority
         self._hooks = hooks
-        self._constraints = constraints or ConstraintCheck(())
-        self._processors = ProcessorArguments(processors, tokenizer, model.vocab_size)
+        checks = brought("request_checks", "take requests")
+        self._constraints = constraints or checks.ConstraintCheck(())
+        self._processors = checks.ProcessorArguments(processors, tokenizer, model.vocab_size)
+        self._check_pooling = checks.check_pooling
 
     def process(
         self,
@@ -205,7 +211,7 @@ class InputProcessor:
         if not isinstance(request_id, str) or not request_id:
             raise invalid("request_id", request_id, "it is not a string with content")
         if isinstance(params, PoolingParams):
-            check_pooling(params, self.model)
+            self._check_pooling(params, self.model)
         elif not isinstance(params, SamplingParams):
             kind = type(params).__name__
             raise InvalidRequestError("generate", f"the sampling params are a {kind}", "pass SamplingParams(...)")
@@ -257,6 +263,9 @@ class InputProcessor:
             prompt, encoder = brought("encoder_prompts", serve)(prompt, self.model, self.tokenizer, rewrite)
         parsed = self._rewritten(parse_prompt(prompt), info)
         pooling: PoolingParams | None = None
+        embeds = parsed.embeds
+        if embeds is not None:
+            embeds = brought("prompt_embeds", "take prompt_embeds")(embeds, self.model, self.max_model_len, params)
         host_tokens = False
         if isinstance(params, PoolingParams):
             pooler = self.model.pooler
@@ -269,7 +278,9 @@ class InputProcessor:
             params = SamplingParams(max_tokens=None, seed=0, detokenize=False)
             filled_in = [params]
         else:
-            ids = cut_to_last(self._ids(parsed), parsed.truncate, max(1, self.max_model_len - (params.max_tokens or 1)))
+            ids = [0] * (0 if embeds is None else len(embeds.data))
+            fits = self.max_model_len - len(ids) - (params.max_tokens or 1)
+            ids += cut_to_last(self._ids(parsed), parsed.truncate, max(1, fits))
             room = self._room(ids)
             self._check_ids(ids, parsed)
             complete = self._complete_params(params)
@@ -293,12 +304,11 @@ class InputProcessor:
                 host_tokens=host_tokens,
                 timeout=timeout,
                 pooling=pooling,
-                kv_transfer=parsed.kv_transfer
-                if index == 0
-                else None,  # the others of n wait for it, and find its pages
+                kv_transfer=None if index else parsed.kv_transfer,  # the others of n wait for it, and find its pages
                 kv_retention=parsed.kv_retention,
                 encoder=encoder,
                 adapter=parsed.adapter,
+                embeds=embeds,
             )
             for index, one in enumerate(filled_in)
         ]
@@ -375,7 +385,7 @@ class InputProcessor:
             ids = self._encode(parsed.text, parsed.add_special_tokens)
         else:
             ids = parsed.token_ids
-        if not ids:
+        if not ids and parsed.embeds is None:
             raise InvalidRequestError("an empty prompt", "there is no token to begin with", "send at least one token")
         return ids
 
@@ -445,6 +455,8 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     if unknown:
         raise InvalidRequestError(f"a prompt with the key {unknown[0]!r}", "no prompt has that key", _FORMS)
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+    embeds = prompt.get("prompt_embeds")
+    ids = [] if text is None and ids is None and embeds is not None else ids
     if text is None and ids is None:
         raise InvalidRequestError("a prompt without text", "it has neither 'prompt' nor 'prompt_token_ids'", _FORMS)
     for name, value in (("prompt", text), ("cache_salt", salt)):
@@ -463,13 +475,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
         raise InvalidRequestError(f"adapter={shown(adapter)}", "it is no adapter", "pass one as LoRARequest makes it")
     retention = _retention(prompt.get("kv_retention"))
     ids = None if ids is None else _token_ids(ids)
-    return ParsedPrompt(text, ids, salt, special, most, transfer, retention, adapter)
-
-
-def with_field(prompt: Any, name: str, value: Any) -> Any:
-    """A prompt of any form with one more of its dict's fields; as it is where the value is None."""
-    form = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-    return prompt if value is None else {**(prompt if isinstance(prompt, Mapping) else {form: prompt}), name: value}
+    return ParsedPrompt(text, ids, salt, special, most, transfer, retention, adapter, embeds)
 
 
 def _retention(value: Any) -> tuple[KVRetention, ...]:

@@ -23,12 +23,10 @@ from engine.frontend.needs import (
     Facts,
     attention_needs,
     by_kind,
-    marked,
     model_needs,
     preemption_mode,
     template_source,
 )
-from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.adapter import AdapterNeed
 from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.model import ModelNeed
@@ -121,9 +119,9 @@ class Launch:
         return not template or re.search(r"\btools\b", template) is not None
 
     @cached_property
-    def constraints(self) -> ConstraintCheck:
-        """What the grammar drivers at work can enforce."""
-        return ConstraintCheck(self.chosen(points.GRAMMAR))
+    def constraints(self) -> Any:
+        """What the grammar drivers at work can enforce, of ours an `engine_kit.request_checks.ConstraintCheck`."""
+        return brought("request_checks", "take requests").ConstraintCheck(self.chosen(points.GRAMMAR))
 
     @property
     def max_model_len(self) -> int:
@@ -228,6 +226,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
     kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
     model = _decide_runner(config, checkpoint, files, model.computed_in(dtype))
+    model = msgspec.structs.replace(model, prompt_embeds=config.enable_prompt_embeds)
     model = brought("generation_config", "read generation_config.json")(config, files, model)
     max_model_len = _max_model_len(config, model)
     parallel = need.parallel
@@ -286,7 +285,8 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         scale_bytes=scales,
         size=parallel.tp,
     )
-    layout = marked(config, model, _with_page_formats(layout, needs, attention))
+    layout = _with_page_formats(layout, needs, attention)
+    layout = layout.marked() if config.kv_canary else layout
     facts = Facts(
         config=config,
         platform=device,
@@ -397,21 +397,15 @@ def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:
 
 
 def parallel_of(config: EngineConfig) -> Parallel:
-    """Over how many workers the settings divide the model. Raises ConfigError for a split of one stage, and for drafts
-    with several."""
-    stages, split = config.pipeline_parallel_size, config.pipeline_parallel_split
-    if split is not None and stages == 1:
-        raise ConfigError(
-            f"pipeline_parallel_split={split}", "there is one stage", "say of how many: --pipeline-parallel-size"
-        )
-    if stages > 1 and config.asked("drafter") is not None:
-        raise ConfigError(
-            f"drafter={config.asked('drafter')} with pipeline_parallel_size={stages}",
-            "drafts are made where the last stage draws, and the first stage cannot know them yet",
-            "leave one of them out",
-        )
-    layers = () if split is None else tuple(int(part) for part in split.split(","))
-    return Parallel(tp=config.tensor_parallel_size, pp=stages, split=layers)
+    """Over how many workers the settings divide the model. Engine cores that deal no experts have each their own."""
+    return Parallel(
+        tp=config.tensor_parallel_size,
+        pp=config.pipeline_parallel_size,
+        split=tuple(int(part) for part in (config.pipeline_parallel_split or "").split(",") if part),
+        cp=config.context_parallel_size,
+        dp=config.data_parallel_size if config.enable_expert_parallel else 1,
+        ep=config.enable_expert_parallel,
+    )
 
 
 def _decide_runner(

@@ -167,11 +167,7 @@ def _has_layers(facts: Facts, asks: Mapping[str, QuantizationNeed]) -> bool:
 
 
 def _has_experts(facts: Facts, asks: Mapping[str, ExpertsNeed]) -> bool:
-    there = EXPERT_OPERATIONS[-1] in _ops(facts)
-    if not there and _wanted(facts.config, "experts"):
-        asked = f"experts={facts.config.asked('experts')} with {facts.model.architecture}"
-        raise ConfigError(asked, "it has no routed experts", "leave --experts and its options out")
-    return there
+    return EXPERT_OPERATIONS[-1] in _ops(facts)
 
 
 def _wanted(config: EngineConfig, point: str) -> bool:
@@ -256,8 +252,9 @@ def _ops(facts: Facts) -> dict[str, OpsNeed]:
 
 def _communicator(facts: Facts) -> dict[str, CommunicatorNeed]:
     parallel = facts.parallel
-    invariant = facts.config.batch_invariant and parallel.tp > 1  # stages add nothing up
-    return {"": CommunicatorNeed(world_size=max(parallel.tp, parallel.pp), batch_invariant=invariant, **facts.place)}
+    groups = (parallel.tp, parallel.cp, parallel.dp, parallel.ep_size)
+    invariant = facts.config.batch_invariant and max(groups) > 1  # stages add nothing up
+    return {"": CommunicatorNeed(world_size=max(*groups, parallel.pp), batch_invariant=invariant, **facts.place)}
 
 
 def _defined_once(facts: Facts, asks: Mapping[str, OpsNeed], registry: Registry) -> None:
@@ -324,16 +321,6 @@ TABLE: tuple[Row[Any, Any], ...] = (
     ),
 )
 """The points whose drivers the launcher itself asks for nothing more."""
-
-
-def marked(config: EngineConfig, model: ModelDescription, layout: KVLayout) -> KVLayout:
-    """The layout, with room for marks (--kv-canary). Raises ConfigError where nobody would make any."""
-    if not config.kv_canary:
-        return layout
-    if model.whole_prompts or not (config.enable_prefix_caching and layout.page_bytes):
-        found = "marks are made of blocks' keys, which this engine or its model, without a prefix cache, does without"
-        raise ConfigError("kv_canary=True", found, "leave --kv-canary out")
-    return layout.marked()
 
 
 def template_source(tokenizer: Selection[TokenizerCard], folder: str, with_tools: bool, given: str | None) -> str:

@@ -9,6 +9,7 @@ name and revision stand before its requests' prefixes: they share no cached page
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -16,6 +17,8 @@ from engine.interfaces.step import StepPart
 from engine.plugin import Card
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from engine.interfaces.context import CoreContext, WorkerContext
     from engine.interfaces.model import AdapterLayer
     from engine.interfaces.quantization import LayerShape
@@ -80,9 +83,16 @@ class AdapterCore(Protocol):
 class AdapterWorker(StepPart):
     """The half in a worker, which is the `engine.interfaces.model.Adapters` of its model. As a part of steps it hears
     which adapter a slot has (`enter`), and writes down before each step whose tokens are whose (`inputs`), for layers
-    that may be captured."""
+    that may be captured. `captured`: False once it has given out what cannot be."""
+
+    captured = True
 
     def __init__(self, context: WorkerContext) -> None: ...
+
+    def at(self, tokens: np.ndarray | None = None) -> AbstractContextManager[object]:
+        """Embeddings and heads are adapted within: whoever calls them else, as drafters do, has no adapter. Heads are
+        given the states of these tokens of the step, int64 [n]; None: of those that draw, in any launch to come."""
+        return nullcontext()
 
     def layer(self, shape: LayerShape) -> AdapterLayer | None:
         """See there."""

@@ -121,7 +121,13 @@ class Group(Protocol):
     """The ranks that work together, as layers see them: each call goes to the first communicator that accepts it.
 
     With one rank every call gives back its input, and no communicator exists.
+
+    Attributes:
+        tokens: where ranks of several engine cores step together ("dp"): the most tokens that each has in this step;
+            None: as many as this one.
     """
+
+    tokens: Sequence[int] | None
 
     @property
     def rank(self) -> int:

@@ -112,14 +112,19 @@ def rank_starts(message: WorkerStart) -> list[WorkerStart]:
     Raises ConfigError where the model has too few layers for its stages.
     """
     return [
-        msgspec.structs.replace(message, place=place, layout=_on_stage(message, place))
-        for place in places(message.parallel, message.model.num_layers)
+        msgspec.structs.replace(
+            message, place=place, layout=_on_stage(message, place), drafts=message.drafts if place.draws else ()
+        )
+        for place in places(message.parallel, message.model.num_layers, message.data_parallel_rank, message.meeting)
     ]
 
 
 def _on_stage(message: WorkerStart, place: Place) -> KVLayout:
-    """The same blocks and tokens for the layers of a stage alone."""
+    """The same blocks and tokens for the layers of a stage alone. The last one has those of draft models."""
     if place.stage.count == 1:
         return message.layout
     mine = frozenset(place.stage.layers(message.model.num_layers))
-    return message.layout.on_stage([site for site, spec in enumerate(message.model.sites) if spec.layer in mine])
+    sites = enumerate(message.sites)
+    return message.layout.on_stage(
+        [site for site, spec in sites if (place.draws if spec.model else spec.layer in mine)]
+    )

@@ -3,6 +3,7 @@ router chooses; what follows is an `ExpertLayer`, made of the operations below, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,3 +51,13 @@ class Experts(Protocol):
     def layer(self, context: Any, spec: Any) -> ExpertLayer:
         """A layer's, to be loaded with the model, of its `ModelContext` and an `engine_kit.routing.ExpertSpec`. Raises
         ConfigError where it cannot be divided."""
+
+
+class CountsTokens(Experts, Protocol):
+    """One that looks at what goes to experts, and may move them. Of draft models' experts nobody asks."""
+
+    def parts(self) -> Sequence[Any]:
+        """What it does beside steps: `engine.interfaces.step.StepPart`s. Asked once, when the model is loaded."""
+
+    def tokens(self) -> list[int]:
+        """Of each expert, all layers together: those that this rank has computed since start."""

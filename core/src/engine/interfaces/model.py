@@ -2,7 +2,8 @@
 serves architectures which it does not name. Where several offer a name, the one that fits and has the highest priority
 is taken.
 
-Minor version 2 added `ModelContext.state`; 3 `cross_attention`, `Model.encode` and relative biases; 4 `wanted`."""
+Minor version 2 added `ModelContext.state`; 3 `cross_attention`, `Model.encode` and relative biases; 4 `wanted`; 5
+`embed_vectors`."""
 
 from __future__ import annotations
 
@@ -76,6 +77,9 @@ class ModelCard(Card):
     """Whether the body iterates its layers by the walk that `forward` is given. False: nobody can look on between them,
     and the model cannot be cut into stages. A body that walks, and yet builds all layers whatever its context's stage
     says, names "stages" in `unsupported_features`."""
+
+    takes_embeds: ClassVar[bool] = False
+    """Whether the body has `embed_vectors`, and walks its layers: the runner puts them in before the first."""
 
     @classmethod
     def describe(cls, config: dict[str, Any]) -> ModelDescription:
@@ -235,7 +239,8 @@ class Adapters(Protocol):
     """All adapters of one worker. Linear layers ask for theirs; models themselves know of none."""
 
     def layer(self, shape: LayerShape) -> AdapterLayer | None:
-        """That of a layer; None where it is never adapted. Asked once, while the model is built."""
+        """That of a layer; None where it is never adapted. Asked once, while the model is built; also of embeddings,
+        kind "embedding", whose x are ids [T]: of this rank's inputs, or of others, for which it adds nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +255,7 @@ class ModelContext:
         max_model_len: positions that will be asked for.
         tp_rank, tp_size: this worker's place among those that share the layers; each holds 1 / tp_size of the weights.
         group: the ranks that share the layers; None where there is one.
+        groups: all that this worker is in, by name, see `engine.types.parallel.GroupPlace`; none of one rank.
         quantization: for each kind of layer who packs and multiplies it; a kind that is not there is the ops'.
         covers: by a layer's name in the checkpoint and its kind, whether it is stored in the quantization's form;
             None: every layer is, or all are plain, for the quantization to round.
@@ -262,6 +268,7 @@ class ModelContext:
         target: for a draft model, the model that it drafts for, loaded; else None.
         shares: of "embed" and "head", what a draft model takes from the target (`engine.modeling.Decoder` has them by
             these names) in place of its own, which its checkpoint may hold all the same.
+        lends: of the same, what draft models take from this one: also the last of several stages has its embedding.
     """
 
     description: ModelDescription
@@ -273,6 +280,7 @@ class ModelContext:
     tp_rank: int = 0
     tp_size: int = 1
     group: Group | None = None
+    groups: Mapping[str, Group] = field(default_factory=dict)
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
     covers: Callable[[str, str], bool] | None = None
     experts: Experts | None = None
@@ -283,6 +291,7 @@ class ModelContext:
     stage: Stage = field(default_factory=Stage)
     target: Model | None = None
     shares: frozenset[str] = frozenset()
+    lends: frozenset[str] = frozenset()
 
 
 class Model(Protocol):
@@ -303,6 +312,10 @@ class Model(Protocol):
         A state that brings `hidden` comes from another stage of the walk, and is not embedded again; what it brought
         besides, but for the tensors of `state_sizes`, is not changed in place.
         """
+
+    def embed_vectors(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the first layer reads of vectors [n, hidden_size] that a prompt brings in place of tokens at positions
+        int64 [n], [n, hidden_size]: as transformers takes `inputs_embeds`. Called where the card `takes_embeds`."""
 
     def encode(self, inputs: torch.Tensor) -> None:
         """Compute the encoder over one input, `engine.types.request.EncoderInput.data`, on the device, and leave each

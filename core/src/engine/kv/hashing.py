@@ -5,7 +5,7 @@ Chained hashing of blocks as in vLLM's automatic prefix caching. What is hashed,
     the parent's hash, the ids as little-endian int32
 
 and for what stands before a sequence's first block: the adapter's id, the cache salt and the key of the encoder's
-input, where there are any. The function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
+input or of embeddings, if any. The function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Hashed(Protocol):
 
 
 def root_hash(
-    cache_salt: str | None, lora_id: str | None = None, digest: Digest = xxh3_128_digest, encoder: str | None = None
+    cache_salt: str | None, lora_id: str | None = None, digest: Digest = xxh3_128_digest, beside: str | None = None
 ) -> bytes:
     """The hash that stands before a sequence's first block: equal for requests that may share pages.
 
     Args:
         cache_salt: requests with different salts share nothing.
         lora_id: of the adapter that computes the keys and values; None for the model alone.
-        encoder: the key of what the encoder reads.
+        beside: the key of what the encoder reads, or of embeddings that are given.
     """
     parts = b""
-    for name, value in ((b"lora", lora_id), (b"salt", cache_salt), (b"encoder", encoder)):
+    for name, value in ((b"lora", lora_id), (b"salt", cache_salt), (b"encoder", beside)):
         if value is not None:
             data = value.encode("utf-8", "surrogatepass")
             parts += b"%s %d " % (name, len(data)) + data

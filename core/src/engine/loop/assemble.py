@@ -17,6 +17,7 @@ from engine.interfaces.evictor import EvictorCard
 from engine.interfaces.executor import rank_starts
 from engine.interfaces.grammar import GrammarCard
 from engine.interfaces.kv_connector import LOOKUP_SECONDS, KVConnectorCard
+from engine.interfaces.lockstep import Lockstep
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.plugin import Candidate, HookRelay, PluginList, Registry
@@ -76,7 +77,11 @@ def assemble_core(
     )
     executor = _build("executor", start, registry, context)
     constraints: Constraints | None = None
+    lockstep: Lockstep | None = None
     try:
+        if worker.parallel.dp > 1:
+            lockstep = brought("lockstep", "step together with other engine cores")(start)
+            worker = msgspec.structs.replace(worker, meeting=lockstep.meeting)
         constraints = _constraints(start, registry, vocabulary, prepare)
         ready = executor.start(worker)
         if ready.num_pages < 2:
@@ -132,12 +137,15 @@ def assemble_core(
             hooks=hooks,
             choices=worker.choices,
             drawing_rank=worker.parallel.world - 1,
+            lockstep=lockstep,
         )
         core.calls |= {} if adapters is None else adapters.calls()
         return core
     except BaseException:
         if constraints is not None:
             constraints.shutdown()
+        if lockstep is not None:
+            lockstep.close()
         executor.shutdown()
         raise
 
@@ -160,8 +168,11 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
 
 
 def _jump_forward(start: CoreStart, constraints: Constraints | None, vocabulary: Vocabulary) -> JumpForward | None:
-    """Over what constraints force; None where the user does not want it, or no grammar driver at work can tell."""
+    """Over what constraints force; None where the user does not want it, or no grammar driver at work can tell, or
+    stages before the last could not put back states."""
     if constraints is None or not constraints.takes_drafts or not start.enable_jump_forward:
+        return None
+    if start.worker.parallel.pp > 1 and any(site.kind == "state" for site in start.worker.model.sites):
         return None
     made: Callable[..., JumpForward] | None = brought("jump_forward")
     return None if made is None else made(start.worker.max_num_seqs, vocabulary, vocabulary.encode)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.interfaces.kv_connector import SwapUsage
+from engine.loop.lockstep import agreed
 from engine.plugin.hints import did_you_mean
 from engine.plugin.manifest import Blame
 from engine.scheduling.loading import POLL_SECONDS
@@ -19,6 +20,7 @@ from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.interfaces.executor import Executor, StepFuture
+    from engine.interfaces.lockstep import Lockstep
     from engine.plugin import HookRelay
     from engine.types.kv import PageMap
     from engine.types.plan import StepPlan
@@ -49,6 +51,7 @@ class EngineCore:
         hooks: the relay of the core's process.
         choices: the drivers at work, for the error where a step fails.
         drawing_rank: of the executor's, one that draws tokens.
+        lockstep: with which other cores it steps; None: it steps by itself.
 
     Attributes:
         calls: what frontends may call, by name. Parts of the core add theirs: arguments and answers are plain data, or
@@ -65,6 +68,7 @@ class EngineCore:
         hooks: HookRelay | None = None,
         choices: Sequence[Choice] = (),
         drawing_rank: int = 0,
+        lockstep: Lockstep | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -75,6 +79,7 @@ class EngineCore:
         self._hooks = hooks
         self._choices = choices
         self._drawing_rank = drawing_rank
+        self.lockstep = lockstep
         self._checked_idle = True
         if hooks is not None and hooks.kv_events:
             scheduler.kv.record_events()
@@ -97,7 +102,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or (self.lockstep is not None and self.lockstep.awake)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
     def step(self) -> CoreOutputs:
@@ -117,6 +122,8 @@ class EngineCore:
             while self._unmasked is not None:
                 self._take_oldest()
             plan = self.scheduler.schedule()
+            if self.lockstep is not None:
+                plan = agreed(plan, self.scheduler, self.lockstep, bool(self._futures))
             if plan is not None:
                 self._futures.append(self.executor.execute(plan))
                 if plan.masks_follow:
@@ -178,12 +185,13 @@ class EngineCore:
         suspects = dict.fromkeys(
             f"{point} {choice.driver}" for point in _SUSPECTS for choice in self._choices if choice.point == point
         )
-        self._dead = EngineDeadError(
+        gone = None if self.lockstep is None else self.lockstep.gone()
+        self._dead = gone or EngineDeadError(
             "compute a step" + (f" with {', '.join(suspects)}" if suspects else ""),
             f"{type(error).__name__}: {Blame(self._choices).named(error)}",
             "start the engine again; requests in progress are lost",
         )
-        self._dead.__cause__ = error
+        self._dead.__cause__ = None if error is gone else error
         self._futures.clear()
         self._unmasked = None
         self.scheduler.fail_all(self._dead)
@@ -289,4 +297,6 @@ class EngineCore:
         self._futures.clear()
         self.scheduler.states.gates.shutdown()
         self.scheduler.connectors.close()
+        if self.lockstep is not None:
+            self.lockstep.close()
         self.executor.shutdown()

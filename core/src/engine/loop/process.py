@@ -43,6 +43,8 @@ def serve(start: CoreStart, parent: Parent[ToCore]) -> int:
     parent.at_end.callback(core.shutdown)
     gc.collect()
     gc.freeze()  # what stands now stands until the end: collections in mid-service need not look at it
+    if core.lockstep is not None:
+        parent.inbox.watch(core.lockstep.files)
     parent.send(Ready(core.worker_ready))
     if start.grammar_warm_up and (constraints := core.scheduler.states.constraints) is not None:
         constraints.warm_up(tuple(sorted(start.worker.model.eos_token_ids)))
@@ -70,9 +72,10 @@ def step_loop(core: EngineCore, parent: Parent[ToCore]) -> None:
                 parent.send(Beat())
                 continue
             if isinstance(message, Shutdown):
-                return
+                return wind_down(core)
             handle(core, message, clients)
-        outputs, now, awake = core.step(), time.monotonic(), AWAKE_SECONDS
+        outputs, now = core.step(), time.monotonic()
+        awake = AWAKE_SECONDS if core.lockstep is None else 0.0  # where another core may call, it is waited for both
         # Also without news of requests: metrics count every step's tokens, and end with the state of the idle core.
         if outputs.outputs or (outputs.stats is not None and outputs.stats.num_tokens) or not core.has_work():
             clients.tell(outputs)
@@ -80,6 +83,15 @@ def step_loop(core: EngineCore, parent: Parent[ToCore]) -> None:
         elif now - told >= HEALTH_SECONDS:
             parent.send(Beat())
             told = now
+
+
+def wind_down(core: EngineCore, seconds: float = 1.0) -> None:
+    """Before a core's shutdown: end all requests, and step on until the others have nothing to compute either."""
+    if core.lockstep is not None:
+        core.abort(list(core.scheduler.requests))
+        until = time.monotonic() + seconds
+        while core.has_work() and core.lockstep.gone() is None and time.monotonic() < until:
+            core.step()
 
 
 def handle(core: EngineCore, message: ToCore, clients: Any) -> None:

@@ -83,7 +83,8 @@ class Decoder(ModelBody):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """As `ModelBody.load_weights`, of this stage's parts."""
         whole, stage = _names(self), self.context.stage
-        absent = (() if stage.first else ("embed",)) + (() if stage.last else ("norm", "head", "score"))
+        absent: tuple[str, ...] = () if stage.first or "embed" in self.context.lends else ("embed",)
+        absent += () if stage.last else ("norm", "head", "score")
         for part in absent:
             vars(self).pop(part, None)
         self._absent = whole - _names(self)
@@ -105,10 +106,11 @@ class Decoder(ModelBody):
             layer(state)
         if wanted is not None:  # the walk left the last layer out
             state["wanted"] = wanted
-        if not self.context.stage.last:
-            return None
-        hidden, _ = self.norm.add(state["hidden"], state.get("residual"))
-        return hidden
+        return self.norm.add(state["hidden"], state.get("residual"))[0] if self.context.stage.last else None
+
+    def embed_vectors(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The vectors [n, hidden_size] themselves."""
+        return vectors
 
     def state_sizes(self) -> Mapping[str, int]:
         """`hidden` and `residual`, as every layer leaves them."""

@@ -7,13 +7,14 @@ give zeros, and the sum goes round), and logits are gathered on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
 
 from engine.interfaces.attention import Rotation
 from engine.interfaces.model import ModelContext
-from engine.interfaces.quantization import stored_form
+from engine.interfaces.quantization import LayerShape, stored_form
 from engine.modeling.linear import Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
 from engine.modeling.module import Module, Param
 from engine.modeling.parallel import group_of, vocabulary
@@ -105,12 +106,16 @@ class Embedding(Weight):
         rows = vocabulary(vocab_size, context.tp_size)[context.tp_rank]
         self._first = rows.start
         super().__init__(context, (vocab_size, hidden_size), name, ((rows.part,),))
+        shape = LayerShape((name,), "embedding", rows, (Shard.of(hidden_size),), bias=False)
+        self._adapter = None if context.adapters is None else context.adapters.layer(shape)
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int [T] -> [T, hidden_size]."""
         if self._group is None:
-            return self._ops.embedding(ids, self.weight)
-        return self._group.all_reduce(self._ops.embedding_part(ids, self.weight, self._first))
+            y = self._ops.embedding(ids, self.weight)
+            return y if self._adapter is None else self._adapter.add(ids, y)
+        y = self._ops.embedding_part(ids, self.weight, self._first)
+        return self._group.all_reduce(y if self._adapter is None else self._adapter.add(ids, y))
 
 
 class LMHead(Module):
@@ -152,8 +157,8 @@ class _TiedLinear(Linear):
 
     def __init__(self, context: ModelContext, in_size: int, out_size: Shard, name: str, tied: Embedding) -> None:
         # Whatever the checkpoint stores in another form, an embedding is plain.
-        kind = "head" if stored_form(context.description.config) is None else ""
-        super().__init__(context, in_size, [out_size], [name], bias=False, kind=kind)
+        plain = context if stored_form(context.description.config) is None else replace(context, quantization={})
+        super().__init__(plain, in_size, [out_size], [name], bias=False, kind="head")
         self._tied = tied
 
     def params(self) -> list[Param]:

@@ -250,7 +250,7 @@ MODEL: Point[ModelCard, ModelNeed] = Point(
     "by_architecture",
     "the model's implementation, by the architecture string of its config.json",
     flag="model-impl",
-    minor=4,
+    minor=5,
 )
 QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
     "quantization",

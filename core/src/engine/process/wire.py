@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from engine.types.embeds import BFLOAT16 as BFLOAT16
 from engine.types.errors import EngineDeadError
 
 T = TypeVar("T")
@@ -29,9 +30,6 @@ RECONNECT_MILLISECONDS = 20
 """How soon an end looks again for one that has not been bound yet."""
 LINGER_MILLISECONDS = 2000
 """How long an end that closes waits until its last message is on its way."""
-
-BFLOAT16 = np.dtype(np.uint16, metadata={"holds": "bfloat16"})
-"""The bits of bfloat16 numbers: what `tensor.view(torch.uint16).numpy().view(BFLOAT16)` has."""
 
 _NUMBERS = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
 _DTYPES = {name: np.dtype(name) for name in _NUMBERS.split()} | {"bfloat16": BFLOAT16}
@@ -103,6 +101,13 @@ class Inbox(Generic[T]):
         self._context = zmq.Context()
         self.socket = _socket(self._context, zmq.PULL, address)
         self._decode: Callable[[bytes], T] = decoder(kind).decode
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
+
+    def watch(self, files: Sequence[int]) -> None:
+        """From now on `wait` and `get` also return when one of these is readable."""
+        for file in files:
+            self._poller.register(file, zmq.POLLIN)
 
     def fileno(self) -> int:
         """A descriptor that becomes readable, once, when messages come: then `take` until there is none."""
@@ -114,7 +119,7 @@ class Inbox(Generic[T]):
 
     def wait(self, timeout: float | None) -> bool:
         """Whether a message comes within so many seconds; None: wait until one does."""
-        return bool(self.socket.poll(None if timeout is None else round(timeout * 1000)))
+        return bool(self._poller.poll(None if timeout is None else round(timeout * 1000)))
 
     def get(self, timeout: float | None, awake: float = 0.0) -> T | None:
         """The next message; None where none comes within `timeout` seconds (None: wait), of which the first `awake` are

@@ -24,6 +24,7 @@ from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import OFFERS, Drafter, DrafterCard, DrafterNeed, DrafterOptions
 from engine.interfaces.evictor import EvictorCard, ReuseContext
+from engine.interfaces.experts import CountsTokens
 from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
@@ -101,6 +102,8 @@ class Assembly:
     """What changes weights for single requests."""
     reuse: StepPart | None = None
     """The half of an evictor that finds what is no prefix."""
+    experts: CountsTokens | None = None
+    """What counts the tokens of routed experts."""
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -126,7 +129,9 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         attention = _attention(start, chosen, context)
         assert context.ops is not None
         adapters = chosen.build("adapter", "", None, context, "worker") if chosen.names("adapter") else None
-        model = _loaded(chosen, context, attention, groups, adapters=adapters)
+        lent = frozenset[str]().union(*(draft.shares for draft in start.drafts))
+        model = _loaded(chosen, context, attention, groups, adapters=adapters, lends=lent)
+        experts = chosen.build("experts", "", None, context) if chosen.names("experts") else None
         drafts = tuple(
             _loaded(
                 theirs, replace(context, start=one), attention, groups, model=index, target=model, shares=draft.shares
@@ -152,7 +157,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         drafter,
         processors,
         connectors,
-        _not_captured(card, start, chosen, attention),
+        _not_captured(card, start, chosen, attention, adapters),
         card.skips_padding,
         card.captures_drafts if drafter is not None and attention.captures("uniform", "any") else "never",
         card.captures_mixed and drafter is None and attention.captures("any"),
@@ -164,17 +169,24 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         ),
         adapters=adapters,
         reuse=reuse,
+        experts=experts if hasattr(experts, "parts") else None,
     )
 
 
 def _not_captured(
-    card: type[PlatformCard], start: WorkerStart, chosen: _ManifestChoices, attention: AttentionLayers
+    card: type[PlatformCard],
+    start: WorkerStart,
+    chosen: _ManifestChoices,
+    attention: AttentionLayers,
+    adapters: AdapterWorker | None = None,
 ) -> tuple[str, ...] | None:
     if card.recorder is None or not start.model.generates:
         return None
     # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.
-    communicators = chosen.communicators[:1] if start.parallel.tp > 1 else []
-    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], chosen.model.operations)
+    communicators = chosen.communicators[:1] if start.parallel.world * start.parallel.dp > start.parallel.pp else []
+    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], chosen.operations)
+    if adapters is not None and not adapters.captured:
+        reasons.append("experts with adapters are computed one by one")
     if not attention.captures("decode", "uniform", "any"):
         reasons.append("the attention's steps cannot be replayed")
     model = chosen.fit("model", "", None)
@@ -222,20 +234,27 @@ def step_parts(
     )
     draws = Draws(start, ops, platform, tokens, parameters, processors, drafting, faults)
     parts: list[StepPart] = [draws, processors, drafting]
+    if drafter is not None and start.parallel.pp > 1:
+        early = brought("early_drafts", "draft with several stages")
+        parts.append(early(start, drafting, session, platform, faults, drafter.num_tokens))
     if built.connectors and not profiles:
         parts.insert(0, brought("transfers", "take KV pages elsewhere")(start, built.connectors, built.layerwise))
     if built.adapters is not None and not profiles:
         parts.append(built.adapters)
     if built.reuse is not None and not profiles:
         parts.append(built.reuse)
+    if built.experts is not None and not profiles:
+        parts.extend(built.experts.parts())
     if description.encoder is not None:
         encoders = brought("encoders", "serve an encoder-decoder model")
         parts.append(encoders(platform, model, built.attention, description.encoder, start.max_num_seqs))
+    if description.prompt_embeds and start.place.stage.first and not profiles:
+        parts.append(brought("given_embeds", "serve prompt_embeds")(platform, model))
     if description.num_token_types:
         parts.append(brought("token_types", "tell texts apart")(platform, start.max_num_seqs, max_tokens))
     if start.place.draws and description.generates:
         scorer = brought("prompt_scorer", "score prompts")
-        parts.append(scorer(ops, platform, model, tokens, description.vocab_size))
+        parts.append(scorer(ops, platform, model, tokens, description.vocab_size, built.adapters))
     elif start.place.draws:
         parts.append(brought("pooler", "pool hidden states")(platform, model, description))
     return draws, parts
@@ -263,6 +282,12 @@ class _ManifestChoices:
     def model(self) -> type[ModelCard]:
         """The card of the model's driver."""
         return cast("type[ModelCard]", self.fit("model", "", None).card)
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """What the model's body calls, and the adapters'."""
+        adapter = cast("type[AdapterCard]", self.fit("adapter", "", None).card) if self.names("adapter") else None
+        return self.model.operations | (frozenset() if adapter is None else adapter.operations)
 
     def fit(self, point: str, kind: str, need: Any) -> Selection:
         """The chosen driver, asked again whether it can serve `need`."""
@@ -304,12 +329,16 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
     """The groups that this worker is in. All members of one build its communicators here, in the same order, and meet
     in a directory that the first of them makes."""
     groups: dict[str, ProcessGroup] = {}
+    of_members: dict[tuple[int, ...], ProcessGroup] = {}  # groups of the same ones are one
     try:
         for name, place in start.place.groups.items():
+            if (same := of_members.get(place.members)) is not None:
+                groups[name] = same
+                continue
             place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
             with contextlib.suppress(FileExistsError):
                 os.mkdir(place.rendezvous, mode=0o700)
-            invariant = start.batch_invariant and name == "tp"  # stages add nothing up
+            invariant = start.batch_invariant and name != "pp"  # stages add nothing up
             need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=invariant)
             # A driver was chosen for the largest group; one that cannot serve a smaller one leaves it to the others.
             fit = [selection for selection in chosen.communicators if not selection.card.unsupported(need)]
@@ -317,7 +346,7 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
             for selection in fit or chosen.communicators:
                 asked = chosen.ask(selection, "communicator", "", need)
                 communicators.append(asked.build(replace(context, options=selection.options, group=place)))
-            groups[name] = ProcessGroup(place.rank, place.size, communicators)
+            groups[name] = of_members[place.members] = ProcessGroup(place.rank, place.size, communicators)
     except BaseException:
         for group in groups.values():
             group.close()
@@ -327,16 +356,14 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
 
 def _ops(start: WorkerStart, of_models: Sequence[_ManifestChoices], context: WorkerContext) -> Ops:
     """Those that the model's body calls, and those of its draft models."""
-    called, chosen = frozenset().union(*(one.model.operations for one in of_models)), of_models[0]
-    if chosen.names("adapter"):
-        called |= cast("type[AdapterCard]", chosen.fit("adapter", "", None).card).operations
+    called, chosen = frozenset().union(*(one.operations for one in of_models)), of_models[0]
     needs = ops_needs(called, dtype=start.dtype, device=start.device, batch_invariant=start.batch_invariant)
     operations = {name: getattr(chosen.build("ops", name, need, context), name) for name, need in needs.items()}
     return cast(Ops, ResolvedOps(operations))
 
 
 def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> ChosenDrafter | None:
-    if not chosen.names("drafter"):
+    if not chosen.names("drafter") or not start.place.draws:
         return None
     need = DrafterNeed(dtype=start.dtype, device=start.device)
     selection = chosen.fit("drafter", "", need)
@@ -493,6 +520,7 @@ def _loaded(
             tp_rank=start.place.tp_rank,
             tp_size=start.parallel.tp,
             group=groups["tp"] if start.parallel.tp > 1 else None,
+            groups={name: groups[name] for name in start.place.groups},
             quantization=_quantization(start, chosen, context),
             covers=_covers(start, chosen),
             experts=chosen.build("experts", "", None, context) if chosen.names("experts") else None,

@@ -6,13 +6,16 @@ masks of each position see the drafts before it. The target draws at all 1 + d p
 at its place, where a wrong draft stood. What lies behind the last token that counts is never read.
 
 Drafts that branch stand one behind the other too; what was kept of the path that was drawn is moved to its places.
+
+With several pipeline stages the first has to know the drafts, and the last makes them, early: behind the draws that
+they follow (`engine_kit.early_drafts`). They go with the result to the scheduler, and come with a plan.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,7 +33,7 @@ from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
 from engine.sampling.sampler import SampledDrafts
 from engine.types.errors import ContractError
-from engine.types.plan import ForcedDrafts, LeftSlots, NewSlot, StepPlan
+from engine.types.plan import GivenDrafts, LeftSlots, NewSlot, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +128,7 @@ class Drafting(StepPart):
 
     Attributes:
         step: of the last plan that has drafts.
+        probs: by slot: what its drafts were drawn from, [k, V], where they were proposed early.
     """
 
     def __init__(
@@ -144,6 +148,7 @@ class Drafting(StepPart):
         self._platform = platform
         self._tokens = session.tokens
         self._session = session
+        self.probs: dict[int, torch.Tensor] = {}
         self.step: StepDrafts | None = None
 
     def capture(self) -> None:
@@ -183,14 +188,14 @@ class Drafting(StepPart):
             return plan
         place = np.flatnonzero(plan.num_drafts)
         rows = _rows(plan, place)
-        given = plan.forced_drafts
+        given = plan.given_drafts
         asked_place = place if given is None else np.setdiff1d(place, given.row)
         if (faulty := self._faults.among(plan.slot_of_row[asked_place])) is not None:
             asked_place = asked_place[~faulty]
         drafts, parents = None, None
         if len(asked_place):
             self._session.limit[plan.slot_of_row] = plan.num_computed + plan.num_tokens
-            drafts = self._proposed(rows if len(asked_place) == len(place) else _rows(plan, asked_place))
+            drafts = self.proposed(rows if len(asked_place) == len(place) else _rows(plan, asked_place))
             if drafts is None:
                 asked_place = asked_place[:0]
             elif (parents := drafts.parents) is not None and drafts.counts is not None:
@@ -214,7 +219,7 @@ class Drafting(StepPart):
             self.step = StepTrees.of(parents, self.step, self._platform)
         return plan
 
-    def _proposed(self, rows: DraftRows) -> Drafts | None:
+    def proposed(self, rows: DraftRows) -> Drafts | None:
         """What the drafter proposes; None where it failed over the one request that it was asked for.
 
         Raises what it raised where it was asked for several: nobody knows over which.
@@ -250,7 +255,7 @@ class Drafting(StepPart):
         return drafts._replace(counts=counts)
 
     def _merged(
-        self, proposed: Drafts | None, at: np.ndarray, given: ForcedDrafts | None, rows: DraftRows, place: np.ndarray
+        self, proposed: Drafts | None, at: np.ndarray, given: GivenDrafts | None, rows: DraftRows, place: np.ndarray
     ) -> Drafts:
         """What the drafter proposed, which goes to the rows `at`, and what came with the plan: that is certain. Others
         get none."""
@@ -261,15 +266,21 @@ class Drafting(StepPart):
             host[mine, : given.tokens.shape[1]] = given.tokens[:, :k]
             counts[mine] = rows.num_drafts[mine]
         tokens, where = send(self._platform, host, at)
+        drawn: list[tuple[Any, torch.Tensor]] = []
         if proposed is not None:
             assert proposed.counts is not None
             width = proposed.tokens.shape[1]
             tokens[where, :width] = proposed.tokens.int()
             counts[at] = proposed.counts
-            if self.rejects and proposed.probs is not None:
-                probs = torch.zeros(m, k, proposed.probs.shape[2], dtype=proposed.probs.dtype, device=device)
-                probs.scatter_(2, tokens.clamp(min=0).long().unsqueeze(2), 1.0)
-                probs[where, :width] = proposed.probs
+            drawn = [] if proposed.probs is None else [(where, proposed.probs)]
+        elif self.probs and given is not None and given.proposed is not None:
+            early = zip(mine.tolist(), rows.slot[mine].tolist(), given.proposed.tolist(), strict=True)
+            drawn = [(i, self.probs[slot][:k]) for i, slot, before in early if before and slot in self.probs]
+        if self.rejects and drawn:
+            probs = torch.zeros(m, k, drawn[0][1].shape[-1], dtype=drawn[0][1].dtype, device=device)
+            probs.scatter_(2, tokens.clamp(min=0).long().unsqueeze(2), 1.0)
+            for of, q in drawn:
+                probs[of, : q.shape[-2]] = q
         return Drafts(tokens, counts, probs)
 
     def _put(self, plan: StepPlan, drafts: Drafts, place: np.ndarray) -> StepDrafts:

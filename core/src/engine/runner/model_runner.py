@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,7 @@ class ModelRunner:
         self._groups = built.attention.stepped
         self._walk: LayerIterator = StepWalk() if walk is None else walk
         self._first_layer = start.place.stage.start
+        self._adapted = nullcontext if built.adapters is None else built.adapters.at
         self._buckets: dict[int, tuple[int, ...]] = {}
         self._captures_drafts = built.captures_drafts
         if built.not_captured == () and not profiles:
@@ -91,6 +93,8 @@ class ModelRunner:
             dtype, sizes = getattr(torch, start.dtype), built.model.state_sizes()
             made = brought("stage_link", "compute in stages")
             self._link = made(start.place.stage, stages, sizes, max_tokens, dtype, platform.device)
+        self._cores = built.groups.get("dp")
+        self._nowhere = torch.empty(0, dtype=torch.int64, device=platform.device)
         self._open: PendingSample | FailedStep | None = None
         self._captured: dict[CaptureKey, Step] = {}
         self._vocab_size = start.model.vocab_size
@@ -214,7 +218,7 @@ class ModelRunner:
         if plan.copies is not None:
             assert self._attention.pool is not None
             copy_pages(self._platform, self._attention.pool, plan.copies)
-        if not plan.num_rows:
+        if not plan.num_rows and not plan.idle_tokens:
             if blocks:
                 self._place_blocks(blocks)
             return self._finish(plan, self._eager, None, None, None)
@@ -224,14 +228,15 @@ class ModelRunner:
         places = self._prepare(step, plan, captured, drawing, blocks)
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), None)
+        num_tokens = plan.total_tokens or plan.idle_tokens
         if self._link is not None:
-            self._link.receive(plan.total_tokens)
+            self._link.receive(num_tokens)
         if captured and self._skips_padding:
-            step.run(plan.num_rows)
+            step.run(plan.num_rows if plan.lockstep is None else step.frame.num_rows)
         else:
             step.run()
         if self._link is not None and step.left is not None:
-            self._link.send(step.left, plan.total_tokens, keep=captured)
+            self._link.send(step.left, num_tokens, keep=captured)
         if not plan.masks_follow or not len(drawing.row):
             return self._finish(plan, step, drawing, places, None)
         finish = partial(self._finish, plan, step, drawing, places)
@@ -267,8 +272,14 @@ class ModelRunner:
         this step alone."""
         width = self._width(plan)
         size = plan.num_rows if width else max(plan.total_tokens, 2 * plan.num_rows)
-        buckets = () if heard else self._buckets.get(width, ())
-        if not buckets or size > buckets[-1]:
+        buckets = self._buckets.get(width, ())
+        if plan.lockstep is not None and self._cores is not None:
+            # Replayed on all ranks of all cores, with as many rows on each, or on none.
+            size, buckets = int(plan.lockstep.max()), self._buckets.get(1, ()) if plan.decodes else ()
+            replays = buckets and size <= buckets[-1]
+            told = [buckets[bisect_left(buckets, size)]] * len(plan.lockstep) if replays else plan.lockstep.tolist()
+            self._cores.tokens = told
+        if heard or not buckets or size > buckets[-1]:
             step = self._eager_step(plan)
             if self._listeners or self._looking_on:
                 step.listeners = [*self._listeners, *heard]
@@ -288,8 +299,8 @@ class ModelRunner:
 
     def _eager_step(self, plan: StepPlan) -> Step:
         """The step that is not captured; its views are made anew only when the shape is another than the last one's."""
-        step, num_rows = self._eager, plan.num_rows
-        num_tokens, each = (num_rows, 1) if plan.num_decodes == num_rows else (plan.total_tokens, 0)
+        step, num_rows = self._eager, plan.num_rows or plan.idle_tokens
+        num_tokens, each = (num_rows, 1) if plan.num_decodes == plan.num_rows else (plan.total_tokens, 0)
         if (step.frame.num_rows, step.frame.num_tokens, step.frame.tokens_per_row) != (num_rows, num_tokens, each):
             step.frame = self._buffers.frame(num_rows, num_tokens, each)
         return step
@@ -322,7 +333,7 @@ class ModelRunner:
             self._fill_more(step, plan)
         self._attention.begin(plan)
         self._plan_attention(step, captured)
-        step.select = sent.select
+        step.select = sent.select if plan.num_rows or captured else self._nowhere
         return sent.places
 
     def _fill_more(self, step: Step, plan: StepPlan) -> None:
@@ -363,7 +374,8 @@ class ModelRunner:
             view = View(self._platform, self._attention, step.frame, step.streams, step.plan, staged)
             walk = StepWalk(self._first_layer, view, step.listeners)
         narrowed = "wanted" in state
-        hidden = self._model.forward(state, walk)
+        with self._adapted():
+            hidden = self._model.forward(state, walk)
         narrowed = narrowed and "wanted" not in state
         step.hidden = hidden = hidden if view is None or hidden is None else view.spread(hidden)
         if hidden is None:
@@ -372,7 +384,8 @@ class ModelRunner:
         elif select is None or len(select):
             if select is not None and not narrowed:
                 hidden = self._ops.gather_rows(hidden, select)
-            step.take(self._ops.check_logits(self._model.logits(hidden)))
+            with self._adapted():
+                step.take(self._ops.check_logits(self._model.logits(hidden)))
 
 
 def _has(part: StepPart, method: str) -> bool:

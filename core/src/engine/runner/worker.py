@@ -13,6 +13,7 @@ import torch
 from engine.distributed.group import ProcessGroup
 from engine.interfaces.adapter import AdapterWorker
 from engine.interfaces.executor import StepFuture
+from engine.interfaces.experts import CountsTokens
 from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.interfaces.platform import CacheMemory
 from engine.modeling.loading import out_of_memory
@@ -47,6 +48,7 @@ class TorchWorker:
         self._groups: dict[str, ProcessGroup] = {}
         self._connectors: tuple[KVConnectorWorker, ...] = ()
         self._adapters: AdapterWorker | None = None
+        self._experts: CountsTokens | None = None
         self._stopping: Callable[[], None] | None = None
         self._blame = Blame(sum((draft.choices for draft in message.drafts), message.choices))
 
@@ -83,6 +85,7 @@ class TorchWorker:
             connector.register(pool)
         self._runner = ModelRunner(start, parts)
         self._adapters = parts.adapters
+        self._experts = parts.experts
         captured = self._runner.capture()
         ready = WorkerReady(
             num_pages=num_pages,
@@ -128,6 +131,10 @@ class TorchWorker:
             raise EngineDeadError("reach the adapters", "the worker is not started, shut down, or without any")
         return self._adapters.told(what, *args)
 
+    def expert_tokens(self) -> list[int]:
+        """See `engine.interfaces.experts.CountsTokens.tokens`; [] where nobody counts."""
+        return self._experts.tokens() if self._experts is not None else []
+
     def start_profile(self) -> None:
         """Record what is computed from now on. See `engine_kit.profiler.Profiler`."""
         self._profiler.start()
@@ -147,7 +154,7 @@ class TorchWorker:
         self._stopping = None
         if stopping is not None:
             stopping()
-        self._runner = self._adapters = None
+        self._runner = self._adapters = self._experts = None
         for connector in self._connectors:
             connector.close()
         self._connectors = ()

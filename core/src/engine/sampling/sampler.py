@@ -23,7 +23,7 @@ class SlotParameters:
     Attributes:
         temperature, top_p, min_p, presence, frequency, repetition: float32 [max_num_seqs].
         top_k: int32; seed: int64, the bits of the uint64.
-        num_prompt, min_tokens: int32.
+        num_prompt, min_tokens: int32; num_embeds: tokens that are placeholders, the first: no penalty counts them.
         logprobs: int32; alternatives asked for, -1 where none are reported.
         penalised: bool; True where logits depend on the tokens so far.
         stop_ids: for slots with `min_tokens`, the ids that must not be drawn before; int64 [k].
@@ -42,6 +42,7 @@ class SlotParameters:
         self.seed = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int32)
         self.min_tokens = np.zeros(max_num_seqs, np.int32)
+        self.num_embeds = np.zeros(max_num_seqs, np.int32)
         self.logprobs = np.full(max_num_seqs, -1, np.int32)
         self.penalised = np.zeros(max_num_seqs, bool)
         self.stop_ids: dict[int, np.ndarray] = {}
@@ -63,6 +64,7 @@ class SlotParameters:
         self.seed[slot] = np.uint64(params.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
         self.num_prompt[slot] = new.num_prompt_tokens
         self.min_tokens[slot] = params.min_tokens
+        self.num_embeds[slot] = 0 if new.embeds is None else len(new.embeds.data)
         self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         self.penalised[slot] = penalties != (0.0, 0.0, 1.0)
@@ -284,12 +286,18 @@ class Sampler:
     ) -> None:
         """Apply penalties over the tokens on the device, those that the host has not seen yet included."""
         longest = int(rows.num_tokens[penalised.host].max())
+        tokens, num_prompt = self._tokens.index_select(0, penalised.slot)[:, :longest], penalised.num_prompt
+        num_tokens = num_tokens if len(penalised.host) == len(num_tokens) else num_tokens[penalised.row]
+        if (embeds := self._parameters.num_embeds[rows.slot[penalised.host]]).any():  # rows begin behind these
+            (skipped,) = send(self._platform, embeds)
+            places = (torch.arange(longest, device=tokens.device) + skipped[:, None]).clamp_(max=longest - 1)
+            tokens, num_prompt, num_tokens = tokens.gather(1, places), num_prompt - skipped, num_tokens - skipped
         self._ops.penalties(
             logits,
             penalised.row,
-            self._tokens.index_select(0, penalised.slot)[:, :longest],
-            penalised.num_prompt,
-            num_tokens if len(penalised.host) == len(num_tokens) else num_tokens[penalised.row],
+            tokens,
+            num_prompt,
+            num_tokens,
             penalised.presence,
             penalised.frequency,
             penalised.repetition,

@@ -13,7 +13,7 @@ from engine.kv.swap import SwapIn
 from engine.scheduling.loading import Connector, Connectors
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.slots import Request, SlotTable
-from engine.types.plan import ForcedDrafts, KnownTokens, NewSlot, StepPlan
+from engine.types.plan import GivenDrafts, KnownTokens, NewSlot, StepPlan
 
 _NO_SLOTS = np.empty(0, np.int32)
 
@@ -49,7 +49,7 @@ class Batch:
         pages: reserved for the rows.
         decodes: int32 [d]; slots that compute one token each, at `positions`, int32 [d].
         drafts: int32 [d]; tokens that are proposed and computed after it. None: nowhere any.
-        forced: of these, by the decode's place: tokens that are not asked of the drafter.
+        given: of these, by the decode's place: tokens that are not asked of the drafter.
         chunks: in the order in which they were chosen.
         left_out: a running request found no page, or less than it wanted: nobody new is admitted.
         reserved: pages that the chunks' requests will want in later steps.
@@ -60,7 +60,7 @@ class Batch:
     decodes: np.ndarray = field(default_factory=_NO_SLOTS.copy)
     positions: np.ndarray = field(default_factory=_NO_SLOTS.copy)
     drafts: np.ndarray | None = None
-    forced: Mapping[int, list[int]] = field(default_factory=dict)
+    given: Mapping[int, list[int]] = field(default_factory=dict)
     chunks: list[Chunk] = field(default_factory=list)
     left_out: bool = False
     reserved: int = 0
@@ -99,7 +99,7 @@ def build_plan(
         num_computed = np.append(num_computed, np.array([chunk.start for chunk in rows], np.int32))
         num_tokens = np.append(num_tokens, np.array([chunk.size for chunk in rows], np.int32))
         samples = np.append(samples, [chunk.samples for chunk in rows])
-    num_drafts = forced_drafts = None
+    num_drafts = given_drafts = None
     if batch.drafts is not None:
         num_drafts = np.zeros(slot_of_row.size, np.int32)
         num_drafts[:d] = batch.drafts
@@ -107,14 +107,14 @@ def build_plan(
         # Decodes, then extends: rows with drafts among chunks of their size. A chunk of one token is no decode.
         size = np.where(num_drafts > 0, num_tokens, 0)
         size[batch.decodes.size :] = num_tokens[batch.decodes.size :]
-        forced = batch.forced
+        given = batch.given
         if np.count_nonzero(size[1:] < size[:-1]):
             place = np.argsort(size, kind="stable")
-            if forced:
-                forced = {row: forced[old] for row, old in enumerate(place.tolist()) if old in forced}
+            if given:
+                given = {row: given[old] for row, old in enumerate(place.tolist()) if old in given}
             slot_of_row, num_computed, num_tokens = slot_of_row[place], num_computed[place], num_tokens[place]
             samples, num_drafts = samples[place], num_drafts[place]
-        forced_drafts = _forced(forced) if forced else None
+        given_drafts = _given(given, slots.proposed[slot_of_row]) if given else None
     slots.last_step[slot_of_row] = step_id
     masks_follow = slots.num_matched > 0 and bool((slots.matched[slot_of_row] & samples).any())
     return StepPlan(
@@ -127,7 +127,7 @@ def build_plan(
         new_slots=new_slots,
         new_blocks=pages.new_blocks,
         num_drafts=num_drafts,
-        forced_drafts=forced_drafts,
+        given_drafts=given_drafts,
         left_slots=slots.take_left(),
         known=_known(batch.decodes, slots),
         copies=pages.copies,
@@ -144,12 +144,12 @@ def _all(value: int, n: int, dtype: type) -> np.ndarray:
     return array
 
 
-def _forced(tokens: Mapping[int, list[int]]) -> ForcedDrafts:
+def _given(tokens: Mapping[int, list[int]], proposed: np.ndarray) -> GivenDrafts:
     """By row of the plan."""
     rows = sorted(tokens)
     width = max(map(len, tokens.values()))
     padded = [[*tokens[row], *[-1] * (width - len(tokens[row]))] for row in rows]
-    return ForcedDrafts(row=np.array(rows, np.int32), tokens=np.array(padded, np.int32))
+    return GivenDrafts(row=np.array(rows, np.int32), tokens=np.array(padded, np.int32), proposed=proposed[rows])
 
 
 def _known(decodes: np.ndarray, slots: SlotTable) -> KnownTokens | None:
@@ -172,4 +172,5 @@ def _new_slot(request: Request) -> NewSlot:
         cache_salt=request.cache_salt,
         encoder=request.encoder,
         adapter=request.place,
+        embeds=request.embeds,
     )

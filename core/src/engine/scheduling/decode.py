@@ -17,9 +17,7 @@ def choose_decodes(batch: Batch, states: States, stages: int = 1) -> None:
     stages: of a pipeline. Of so many plans each has its part of those that decode, so that all stages are at work.
     """
     s, kv, pages, drafting = states.slots, states.kv, batch.pages, states.drafts
-    can = (s.phase == DECODE) & (s.placed < s.limit)
-    if drafting.possible:
-        can &= s.drafts == 0
+    can = (s.phase == DECODE) & (s.placed < s.limit) & (s.drafts == 0)
     ready = can.nonzero()[0].astype(np.int32)
     if not ready.size:
         return
@@ -38,7 +36,7 @@ def choose_decodes(batch: Batch, states: States, stages: int = 1) -> None:
     positions = s.computed[ready]
     kv.leave_window(ready, positions, s.last_step[ready])
     shared = bool(states.prefilling or len(states.policy))
-    drafts, batch.forced = drafting.choose(ready, s, batch.budget - ready.size, shared)
+    drafts, batch.given = drafting.choose(ready, s, batch.budget - ready.size, shared)
     if drafts is not None:
         need = kv.extend_need(ready, positions + 1 + drafts)
         if np.add.reduce(need, axis=None) > pages.num_available:

@@ -106,7 +106,7 @@ class Scheduler:
         self.swapping = swapping
         self.vocab_size = vocab_size
         self.slots = SlotTable(max_num_seqs, max_model_len, all_wait=stages > 1, now=now)
-        self.drafts = DraftSources(speculation, jump_forward, constraints)
+        self.drafts = DraftSources(speculation, jump_forward, constraints, early=stages > 1)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
         self.connectors = Connectors(connectors, kv, self.slots)
         if self.connectors.stores:
@@ -204,6 +204,12 @@ class Scheduler:
             self.fast_path.begin(plan)
         return plan
 
+    def idle(self) -> StepPlan:
+        """A step without rows: there is nothing to compute here, and elsewhere there is."""
+        self.last_step += 1
+        self.outstanding.append(build_plan(self.last_step, Batch(0, Reservation(self.kv)), self.slots, self.connectors))
+        return self.outstanding[-1]
+
     def _choose(self) -> Batch:
         """The rows of the next step."""
         batch = Batch(self.max_num_batched_tokens, Reservation(self.kv))
@@ -238,6 +244,7 @@ class Scheduler:
         if self.drafts.speculation is not None:
             self.drafts.speculation.took(plan, result.num_drafts, self.slots.now())
         self._take_news(plan, result)
+        self.drafts.take(plan, result)
         if lowest == BROKEN:
             states.fail_broken(plan, result)
         accepted = accept(plan, result, self.slots, self.kv, self.drafts, pools=states.pools)

@@ -68,7 +68,7 @@ class Request:
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `SlotTable.now()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
-        timeout, cache_salt, kv_transfer, kv_retention, encoder, adapter: see `EngineRequest`.
+        timeout, cache_salt, kv_transfer, kv_retention, encoder, adapter, embeds: see `EngineRequest`.
         num_loadable: see `engine.interfaces.kv_connector.Transferable`.
         reuses: what it has behind its cached prefix is approximate; no cache and no connector gets it.
         matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
@@ -88,6 +88,7 @@ class Request:
         self.kv_transfer = request.kv_transfer
         self.kv_retention = request.kv_retention
         self.encoder = request.encoder
+        self.embeds = request.embeds
         self.num_encoder_tokens = 0 if request.encoder is None else request.encoder.num_tokens
         self.num_loadable = 0
         self.reuses = False
@@ -152,6 +153,7 @@ class SlotTable:
         accepts: bool; a token that returns belongs to the request (False: it has ended, the token is surplus).
         waits: bool; no token is planned before the one before it is known: the next plan tells the workers.
         num_waits: how many of these there are.
+        proposed: bool; the drafts of the step under way came with the result before it.
         matched: bool; the request has a matcher: masks follow its steps.
         num_matched: how many of these there are.
         last_step: int64; the last step that names the slot.
@@ -177,6 +179,7 @@ class SlotTable:
         self.accepts = np.zeros(num_slots, bool)
         self.waits = np.zeros(num_slots, bool)
         self.num_waits = 0
+        self.proposed = np.zeros(num_slots, bool)
         self.matched = np.zeros(num_slots, bool)
         self.num_matched = 0
         self.last_step = np.zeros(num_slots, np.int64)

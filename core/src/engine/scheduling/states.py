@@ -115,9 +115,9 @@ class States:
         self.pools = self.pools or pools
         most = 0 if pools else request.params.max_tokens
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
-        encoder = None if request.encoder is None else request.encoder.key
+        beside = request.encoder or request.embeds
         adapter = None if request.adapter is None else request.adapter.identity
-        root = root_hash(request.cache_salt, adapter, self.kv.digest, encoder)
+        root = root_hash(request.cache_salt, adapter, self.kv.digest, None if beside is None else beside.key)
         new = Request(request, self.slots, limit, root)
         self.connectors.added(new.request_id)
         self.requests[new.request_id] = new

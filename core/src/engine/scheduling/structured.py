@@ -224,8 +224,8 @@ def close(drivers: Iterable[GrammarDriver]) -> None:
 def _forced(plan: StepPlan) -> list[list[int]]:
     """The drafts of each row that come with the plan."""
     tokens: list[list[int]] = [[] for _ in range(plan.num_rows)]
-    if plan.forced_drafts is not None and plan.num_drafts is not None:
-        for row, forced in zip(plan.forced_drafts.row.tolist(), plan.forced_drafts.tokens.tolist(), strict=True):
+    if plan.given_drafts is not None and plan.num_drafts is not None:
+        for row, forced in zip(plan.given_drafts.row.tolist(), plan.given_drafts.tokens.tolist(), strict=True):
             tokens[row] = forced[: plan.num_drafts[row]]
     return tokens
 

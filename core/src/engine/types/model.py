@@ -109,6 +109,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         pooler: how, where requests do not say.
         num_token_types: of token type embeddings; 0: it has none.
         encoder: of an encoder-decoder model, whose encoder's layers are counted behind the decoder's; else None.
+        prompt_embeds: whether prompts may bring embeddings in place of tokens, as the settings say.
         sampling: of requests that do not say how; filled in by the launcher, from generation_config.json and settings.
     """
 
@@ -129,6 +130,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     pooler: PoolerConfig = msgspec.field(default_factory=PoolerConfig)
     num_token_types: int = 0
     encoder: EncoderForm | None = None
+    prompt_embeds: bool = False
     sampling: SamplingDefaults = msgspec.field(default_factory=SamplingDefaults)
 
     @property

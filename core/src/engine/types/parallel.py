@@ -1,10 +1,13 @@
-"""How the workers of one engine core divide a model: into stages of layers, and each layer over ranks.
+"""How workers divide a model: into stages of layers, the tokens of a sequence over ranks, and each layer over ranks.
 
-Ranks count through the first stage, then through the second: rank = stage * tp + tp_rank.
+Ranks of an engine core count through the first stage, then through the second: rank = (stage * cp + cp_rank) * tp +
+tp_rank.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -19,16 +22,32 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
         tp: ranks that share each layer (tensor parallel).
         pp: stages, each with some of the layers, one after the other (pipeline parallel).
         split: layers of each stage; empty: as even as it goes.
+        cp: ranks that share the tokens of each sequence, all of them with all weights (context parallel).
+        dp: engine cores that share routed experts, and step together for that; 1 where each has its own.
+        ep: routed experts are dealt whole over ranks (expert parallel), and not each of them divided.
     """
 
     tp: int = 1
     pp: int = 1
     split: tuple[int, ...] = ()
+    cp: int = 1
+    dp: int = 1
+    ep: bool = False
 
     @property
     def world(self) -> int:
         """Workers of one engine core."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.cp
+
+    @property
+    def of_stage(self) -> Parallel:
+        """The same, of one stage: the last one has draft models."""
+        return msgspec.structs.replace(self, pp=1, split=())
+
+    @property
+    def ep_size(self) -> int:
+        """Ranks over which a layer's experts are dealt."""
+        return self.tp * self.dp if self.ep else 1
 
 
 class Shard(NamedTuple):
@@ -90,11 +109,14 @@ class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's place in a group of workers that speak to each other.
 
     Args:
-        name: what for: "tp", the ranks that share layers; "pp", the ranks of all stages with the same rank in theirs.
+        name: what for: "tp", the ranks that share layers; "cp", that share sequences; "pp", of all stages with the same
+            place in theirs; "dp", of all engine cores that share experts, with the same rank in each; "ep", those of
+            "tp" in all of these cores, over which experts are dealt.
         rank, size: in the group, from 0.
-        members: the ranks of all of them, in the order of the group.
-        rendezvous: a private directory, empty at first, where the members meet; as `places` gives it, its name within
-            `WorkerStart.rendezvous`.
+        members: the ranks of all of them, in the order of the group. Those of several cores count on: dp_rank * world +
+            rank.
+        rendezvous: a private directory, empty at first, where the members meet; as `places` gives it, of one core's
+            its name within `WorkerStart.rendezvous`.
     """
 
     name: str
@@ -127,6 +149,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """Among the ranks that share its layers."""
         return self.groups["tp"].rank if "tp" in self.groups else 0
 
+    @property
+    def cp_rank(self) -> int:
+        """Among the ranks that share its sequences."""
+        return self.groups["cp"].rank if "cp" in self.groups else 0
+
 
 def split_layers(parallel: Parallel, num_layers: int) -> tuple[int, ...]:
     """Layers of each stage. What does not divide evenly goes to the stages before the last, which has the head too.
@@ -147,22 +174,32 @@ def split_layers(parallel: Parallel, num_layers: int) -> tuple[int, ...]:
     return split
 
 
-def places(parallel: Parallel, num_layers: int) -> tuple[Place, ...]:
-    """Every worker's place, by rank. Raises ConfigError as `split_layers`."""
+def places(parallel: Parallel, num_layers: int, dp_rank: int = 0, meeting: str = "") -> tuple[Place, ...]:
+    """Every worker's place, by rank. Raises ConfigError as `split_layers`.
+
+    Args:
+        dp_rank, meeting: of this engine core, see `WorkerStart`; of those that share experts.
+    """
     found: list[Place] = []
-    start = 0
+    start, tp, width = 0, parallel.tp, parallel.cp * parallel.tp
     for index, count in enumerate(split_layers(parallel, num_layers)):
         stage = Stage(index=index, count=parallel.pp, start=start, stop=start + count)
         start += count
-        for tp_rank in range(parallel.tp):
+        for at in range(width):
+            rank, (cp_rank, tp_rank), core = len(found), divmod(at, tp), dp_rank % parallel.dp
+            first, row = rank - at, range(rank - tp_rank, rank - tp_rank + tp)
+            cores = range(0, parallel.dp * parallel.world, parallel.world)
+            dealt = [other + one for other in cores for one in row] if parallel.ep else [rank]
             groups = (
-                _group("tp", tp_rank, range(index * parallel.tp, (index + 1) * parallel.tp), index),
-                _group("pp", index, range(tp_rank, parallel.world, parallel.tp), tp_rank),
+                _group("tp", tp_rank, row, f"tp-{row.start}"),
+                _group("cp", cp_rank, range(first + tp_rank, first + width, tp), f"cp-{first + tp_rank}"),
+                _group("pp", index, range(at, parallel.world, width), f"pp-{at}"),
+                _group("dp", core, [other + rank for other in cores], os.path.join(meeting, f"dp-{rank}")),
+                _group("ep", core * tp + tp_rank, dealt, os.path.join(meeting, f"ep-{row.start}")),
             )
-            together = {group.name: group for group in groups if group.size > 1}
-            found.append(Place(rank=len(found), stage=stage, groups=together))
+            found.append(Place(rank=rank, stage=stage, groups={one.name: one for one in groups if one.size > 1}))
     return tuple(found)
 
 
-def _group(name: str, rank: int, members: range, number: int) -> GroupPlace:
-    return GroupPlace(name=name, rank=rank, size=len(members), members=tuple(members), rendezvous=f"{name}-{number}")
+def _group(name: str, rank: int, members: Sequence[int], rendezvous: str) -> GroupPlace:
+    return GroupPlace(name=name, rank=rank, size=len(members), members=tuple(members), rendezvous=rendezvous)

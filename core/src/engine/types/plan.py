@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
-from engine.types.request import EncoderInput
+from engine.types.request import EncoderInput, PromptEmbeds
 
 Int32 = np.ndarray
 """A one-dimensional int32 array; shapes stand in the docstrings."""
@@ -30,7 +30,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
         stop_token_ids: int32 [k]; ids that must not be drawn before `min_tokens` outputs.
         pooling: for a request that draws nothing and whose hidden states are pooled; None for one that generates.
         cache_salt: requests with different salts share no cached pages, and nothing that is learned from their tokens.
-        encoder: what its decoder's layers see beside its tokens; None but for encoder-decoder models.
+        encoder: what its decoder's layers see beside its tokens; None but for such models. embeds: see `EngineRequest`.
     """
 
     slot: int
@@ -43,6 +43,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     encoder: EncoderInput | None = None
     adapter: int = 0
+    embeds: PromptEmbeds | None = None
 
 
 class LeftSlots(msgspec.Struct, kw_only=True):
@@ -115,16 +116,18 @@ class KnownTokens(msgspec.Struct, kw_only=True):
     token: Int32
 
 
-class ForcedDrafts(msgspec.Struct, kw_only=True):
-    """Drafts that the drafter is not asked for: a constraint forces them.
+class GivenDrafts(msgspec.Struct, kw_only=True):
+    """Drafts that travel: with a plan those that the drafter is not asked for; with a result what it has proposed.
 
     Args:
         row: int32 [g], ascending; rows of the plan, which computes all of theirs: `num_drafts[row]`.
         tokens: int32 [g, k]; those of each row, in order, then -1.
+        proposed: bool [g]; came with the result before; the others are forced by a constraint. None: in a result.
     """
 
     row: Int32
     tokens: np.ndarray
+    proposed: np.ndarray | None = None
 
 
 class StepPlan(msgspec.Struct, kw_only=True):
@@ -152,7 +155,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         left_slots: those that requests have left; None where there are none.
         new_blocks: one entry for each KV table.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
-        forced_drafts: those that come with the plan; None where there are none.
+        given_drafts: those that come with the plan; None where there are none.
         known: None where nobody needs them.
         copies: of pages; None where there are none. A source may be a page that a row of this step writes to: it is
             read before.
@@ -162,6 +165,10 @@ class StepPlan(msgspec.Struct, kw_only=True):
         masks_follow: rows are constrained by masks that may depend on tokens not seen yet. The forward pass runs at
             once; the step draws when `Executor.sample` brings the masks. Those of rows with drafts depend on the drafts
             too, which `Worker.drafts` tells.
+        lockstep: int32 [dp]; the tokens of each of the engine cores that make this step together; where one has none,
+            those of padding. A row's drafts count as planned. None: others have no part in it.
+        decodes: with `lockstep`: every row of every core has one token.
+        idle_tokens: of padding, which a plan without rows computes all the same: nothing is kept or drawn of them.
     """
 
     step_id: int
@@ -173,13 +180,16 @@ class StepPlan(msgspec.Struct, kw_only=True):
     new_slots: list[NewSlot]
     new_blocks: list[NewBlocks]
     num_drafts: Int32 | None = None
-    forced_drafts: ForcedDrafts | None = None
+    given_drafts: GivenDrafts | None = None
     left_slots: LeftSlots | None = None
     known: KnownTokens | None = None
     copies: PageCopies | None = None
     reuse: ReusedTokens | None = None
     sections: dict[str, bytes] | None = None
     masks_follow: bool = False
+    lockstep: Int32 | None = None
+    decodes: bool = False
+    idle_tokens: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -275,6 +285,7 @@ class StepResult(msgspec.Struct, kw_only=True):
         news: by connector, what its worker halves have to tell, of each rank that has something; None where none has.
         pooled: None where no row of this step has anything pooled.
         errors: by row: what a driver raised over it; None where none did.
+        proposed: what the drafter of several stages would have rows compute next; None where it proposes nothing.
     """
 
     step_id: int
@@ -285,3 +296,4 @@ class StepResult(msgspec.Struct, kw_only=True):
     news: dict[str, list[bytes]] | None = None
     pooled: PooledRows | None = None
     errors: dict[int, ErrorParts] | None = None
+    proposed: GivenDrafts | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from engine.types.embeds import PromptEmbeds as PromptEmbeds
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
 from engine.types.retention import KVRetention
@@ -63,7 +64,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         kv_transfer: for connectors that move keys and values between engines: what the client sent as
             `kv_transfer_params`.
         kv_retention: what becomes of its cached pages; several with `tokens` retain several beginnings.
-        encoder: of an encoder-decoder model, whose decoder the prompt is for; else None. adapter: that computes it.
+        encoder: of encoder-decoder models alone. embeds: of its first tokens. adapter: that computes it.
     """
 
     request_id: str
@@ -81,6 +82,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     kv_retention: tuple[KVRetention, ...] = ()
     encoder: EncoderInput | None = None
     adapter: Adapter | None = None
+    embeds: PromptEmbeds | None = None
 
 
 class FinishReason(enum.StrEnum):

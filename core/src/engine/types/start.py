@@ -8,7 +8,7 @@ import msgspec
 
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
-from engine.types.parallel import Parallel, Place
+from engine.types.parallel import Parallel, Place, Stage
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +67,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         parallel: over how many workers the model is divided.
         place: this worker's among them.
         rendezvous: a private directory where the ranks of one machine meet; the executor makes it. "" for one rank.
+        meeting: one where the workers of several engine cores meet that share experts; who starts the cores makes it.
         num_threads: most processor threads that the worker may compute with; None leaves it to the framework. An
             executor of several ranks divides them.
         data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model from
@@ -78,7 +79,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         hook_options: of hook plugins, by name: validated, as plain data.
         hook_plugins: those that listen in the core and in workers, which every process checks as it does `choices`;
             None: nobody said, and nothing is checked.
-        drafts: the drafter's models; the first one's sites are of model 1.
+        drafts: the drafter's models; the first one's sites are of model 1. Workers that do not draw have none.
     """
 
     choices: tuple[Choice, ...]
@@ -95,6 +96,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     parallel: Parallel = Parallel()
     place: Place = Place()
     rendezvous: str = ""
+    meeting: str = ""
     num_threads: int | None = None
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
@@ -118,7 +120,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         """What a worker would be told to build a draft model alone."""
         theirs = {choice.point for choice in draft.choices} | {"quantization"}
         others = tuple(choice for choice in self.choices if choice.point not in theirs)
-        place = self.place if draft.parallel == self.parallel else Place(rank=self.place.rank)
+        divided = draft.parallel == self.parallel.of_stage
+        place = msgspec.structs.replace(self.place, stage=Stage()) if divided else Place(rank=self.place.rank)
         return msgspec.structs.replace(
             self,
             choices=(*others, *draft.choices),

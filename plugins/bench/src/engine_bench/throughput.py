@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.embedding import LLM
 from engine.types.params import SamplingParams
 from engine_bench.counting import Work
 from engine_bench.probe import probe
@@ -14,6 +13,7 @@ from engine_bench.report import Report
 from engine_bench.roofline import add_achieved, add_machine, best
 from engine_bench.session import Session, open_session
 from engine_bench.workload import Ask, Lengths, draw_asks
+from engine_kit.llm import LLM
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig

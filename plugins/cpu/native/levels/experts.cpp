@@ -216,6 +216,7 @@ void combine_rows(const Combine& a, int threads) {
                 const std::size_t count = std::min(BLOCK, a.size - first);
                 float sums[BLOCK] = {};
                 for (std::size_t i = 0; i < a.per_token; ++i) {
+                    if (a.places[row * a.per_token + i] < 0) continue;
                     const std::size_t place = static_cast<std::size_t>(a.places[row * a.per_token + i]);
                     const T* term = static_cast<const T*>(a.terms) + place * a.size + first;
                     const float weight = a.weights[row * a.per_token + i];

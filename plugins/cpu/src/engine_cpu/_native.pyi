@@ -262,6 +262,19 @@ class ExpertOps:
         size: int,
         out: int,
     ) -> None: ...
+    def place_experts(
+        self,
+        ids: int,
+        rows: int,
+        per_token: int,
+        table: int,
+        experts: int,
+        replicas: int,
+        first: int,
+        count: int,
+        load: int,
+        out: int,
+    ) -> None: ...
     def row_gate(
         self, dtype: int, x: int, x_stride: int, gate: int, gate_stride: int, rows: int, size: int, out: int
     ) -> None: ...

@@ -37,6 +37,11 @@ class PackedExperts:
     outputs: int
     table: torch.Tensor
 
+    def tensors(self, place: int) -> list[torch.Tensor]:
+        """See `engine_kit.routing.TellsTensors`."""
+        parts = [part for one in self.experts[place] for part in (one.weight, one.scales, one.bias, one.order)]
+        return [part for part in parts if part is not None]
+
 
 def joined(experts: Sequence[tuple[Packed, Packed]]) -> PackedExperts:
     """Both projections of each expert, packed one by one -> what `ExpertProducts.experts` takes.
@@ -86,8 +91,8 @@ class ExpertProducts:
     def experts(
         self, x: torch.Tensor, packed: PackedExperts, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct
     ) -> torch.Tensor:
-        """x [T, H], ids int32 [T, k], weights float32 [T, k] -> [T, H] in x's dtype. Raises IndexError for an expert
-        that there is not."""
+        """x [T, H], ids int32 [T, k], weights float32 [T, k] -> [T, H] in x's dtype; the number of experts is the id of
+        nobody. Raises IndexError for an expert that there is not."""
         rows, per_token = ids.shape
         out = x.new_empty((rows, packed.outputs))
         if not rows:

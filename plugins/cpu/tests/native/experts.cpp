@@ -220,6 +220,7 @@ void check_gates_and_sums(const Kernels& kernels, Random& random) {
             Numbers<std::int32_t> places(TERMS);
             std::iota(places.data(), places.data() + TERMS, 0);
             for (std::size_t i = TERMS; i > 1; --i) std::swap(places.data()[i - 1], places.data()[random.below(i)]);
+            places.data()[4] = places.data()[9] = -1;
             Array sums(dtype, ROWS * size);
             kernels.combine(dtype, {terms.data(), places.data(), static_cast<float*>(weights.data()), ROWS, PER_TOKEN,
                                     size, sums.data()}, 2);
@@ -231,6 +232,7 @@ void check_gates_and_sums(const Kernels& kernels, Random& random) {
                        "%s gate: %.9g, not %.9g", name_of(dtype), gated[i], right);
                 double sum = 0, whole = 0;
                 for (std::size_t j = 0; j < PER_TOKEN; ++j) {
+                    if (places.data()[row * PER_TOKEN + j] < 0) continue;
                     const auto place = static_cast<std::size_t>(places.data()[row * PER_TOKEN + j]);
                     const double term = weights[row * PER_TOKEN + j] * terms[place * size + i % size];
                     sum += term;
@@ -292,6 +294,8 @@ void check_layers(const Kernels& kernels, Random& random) {
                     const std::size_t one = random.below(2), other = 3 + random.below(2);
                     ids.data()[row * PER_TOKEN] = static_cast<std::int32_t>(row % 2 ? one : other);
                     ids.data()[row * PER_TOKEN + 1] = static_cast<std::int32_t>(row % 2 ? other : one);
+                    if (row % 4 == 2) ids.data()[row * PER_TOKEN] = EXPERTS;  // one that nobody here computes
+                    if (row == 6 || rows == 1) ids.data()[row * PER_TOKEN + 1] = EXPERTS;
                 }
                 Array weights(DType::float32, rows * PER_TOKEN, random), out(dtype, rows * HIDDEN);
                 Memory scratch(experts_scratch_bytes(first.layout, last.layout, EXPERTS, rows, PER_TOKEN, dtype));
@@ -305,8 +309,12 @@ void check_layers(const Kernels& kernels, Random& random) {
                 Array right(dtype, rows * HIDDEN);
                 for (std::size_t row = 0; row < rows; ++row) {
                     Array inner(dtype, 2 * INNER), acted(dtype, INNER), terms(dtype, PER_TOKEN * HIDDEN);
-                    const std::int32_t places[] = {0, 1};
+                    std::int32_t places[] = {0, 1};
                     for (std::size_t i = 0; i < PER_TOKEN; ++i) {
+                        if (ids.data()[row * PER_TOKEN + i] == EXPERTS) {
+                            places[i] = -1;
+                            continue;
+                        }
                         const auto expert = static_cast<std::size_t>(ids.data()[row * PER_TOKEN + i]);
                         first.multiply(kernels, dtype, expert, x.x.at(row * x.stride), inner.data());
                         act.x = inner.data();
@@ -326,6 +334,30 @@ void check_layers(const Kernels& kernels, Random& random) {
             }
 }
 
+// Replicas take turns, others are left out, and what is computed here is counted.
+void check_places(Random& random) {
+    constexpr std::size_t EXPERTS = 6, REPLICAS = 2, PER_TOKEN = 3, FIRST = 3, COUNT = 4;
+    const std::int32_t table[EXPERTS * REPLICAS] = {0, 5, 1, 1, 2, 6, 3, 3, 7, 4, 8, 8};
+    Numbers<std::int32_t> ids(ROWS * PER_TOKEN), out(ROWS * PER_TOKEN);
+    Numbers<std::int64_t> load(COUNT);
+    std::int64_t right[COUNT] = {};
+    for (std::size_t i = 0; i < COUNT; ++i) right[i] = load.data()[i] = static_cast<std::int64_t>(i);
+    for (std::size_t i = 0; i < ids.count; ++i) ids.data()[i] = static_cast<std::int32_t>(random.below(EXPERTS));
+    place_experts({ids.data(), ROWS, PER_TOKEN, table, EXPERTS, REPLICAS, FIRST, COUNT, load.data(), out.data()});
+    expect(out.memory.intact() && load.memory.intact(), "places of experts wrote beyond their end");
+    for (std::size_t i = 0; i < ids.count; ++i) {
+        const auto id = static_cast<std::size_t>(ids.data()[i]);
+        const auto place = static_cast<std::size_t>(table[id * REPLICAS + i / PER_TOKEN % REPLICAS]);
+        const bool here = place >= FIRST && place < FIRST + COUNT;
+        if (here) ++right[place - FIRST];
+        expect(static_cast<std::size_t>(out.data()[i]) == (here ? place - FIRST : COUNT), "expert %zu of row %zu is at %d",
+               id, i / PER_TOKEN, out.data()[i]);
+    }
+    for (std::size_t i = 0; i < COUNT; ++i)
+        expect(load.data()[i] == right[i], "place %zu counts %lld tokens, not %lld", i,
+               static_cast<long long>(load.data()[i]), static_cast<long long>(right[i]));
+}
+
 }  // namespace
 
 void test_experts(const Kernels& kernels) {
@@ -335,6 +367,7 @@ void test_experts(const Kernels& kernels) {
     check_acts(kernels, random);
     check_gates_and_sums(kernels, random);
     check_layers(kernels, random);
+    check_places(random);
 }
 
 }  // namespace self_test

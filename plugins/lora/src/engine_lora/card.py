@@ -16,6 +16,9 @@ class LoRAOptions(BaseModel):
 
     max_loras: int = Field(default=4, ge=1, le=1024, description="most adapters on the device, and so in one step")
     max_lora_rank: int = Field(default=64, ge=1, le=MOST_RANK, description="largest rank of an adapter")
+    experts: bool = Field(
+        default=False, description="adapters may change the experts of mixtures, which are then computed one by one"
+    )
     max_cpu_loras: int | None = Field(
         default=None, ge=1, description="most adapters in the host's memory; others are read again (default: max_loras)"
     )

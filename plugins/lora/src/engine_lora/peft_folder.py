@@ -27,10 +27,9 @@ MOST_PATTERN = 1000
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA scales the rows of the whole weight, which is no product to be added",
     "lora_bias": "it has biases of its own",
-    "modules_to_save": "it brings whole modules in place of the model's",
+    "modules_to_save": "it brings whole modules in place of the model's, perhaps an embedding or a head of its own",
     "trainable_token_indices": "it brings rows of the embedding in place of the model's",
     "layer_replication": "it puts layers of the model several times over each other",
-    "target_parameters": "it changes parameters that are no linear layers",
     "megatron_config": "its layers are those of Megatron",
     "use_qalora": "QALoRA adds up groups of inputs first",
     "use_bdlora": "its matrices are made of blocks",
@@ -41,6 +40,7 @@ _REFUSED: Mapping[str, str] = {
 _NEEDLESS = frozenset(
     {
         *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
+        "target_parameters",
         *("inference_mode", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "lora_dropout"),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"),
         *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
@@ -59,6 +59,8 @@ class AdapterConfig(NamedTuple):
         rank, alpha: of layers that no pattern names. rslora: products are scaled by alpha / sqrt(rank) (Kalajdzievski
             2023), else by alpha / rank.
         ranks, alphas: of other layers, by regular expressions for the ends of their names.
+        parameters: that are adapted without being linear layers, by the ends of their names: those of experts.
+        version: of PEFT, its first two numbers; () where it is not said.
     """
 
     rank: int
@@ -66,6 +68,8 @@ class AdapterConfig(NamedTuple):
     rslora: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
+    parameters: tuple[str, ...] = ()
+    version: tuple[int, ...] = ()
 
     @property
     def most(self) -> int:
@@ -159,7 +163,12 @@ def _read_config(path: str, content: bytes) -> AdapterConfig:
         found = f"{CONFIG} has {shown(unknown[0])}, which is not known here: it might change what is computed"
         raise refusal(path, found, "leave it out if it does not, or merge the adapter into the model's weights")
     ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
-    read = AdapterConfig(config.get("r", 8), config.get("lora_alpha", 8), bool(config.get("use_rslora")), ranks, alphas)
+    parameters = config.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
+        raise refusal(path, f"target_parameters is {shown(parameters)}, no list of names")
+    version = tuple(int(part) for part in re.findall(r"\d{1,4}", str(config.get("peft_version")))[:2])
+    sizes = (config.get("r", 8), config.get("lora_alpha", 8), bool(config.get("use_rslora")))
+    read = AdapterConfig(*sizes, ranks, alphas, tuple(parameters), version)
     _check_numbers(path, read)
     return read
 

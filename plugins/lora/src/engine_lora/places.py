@@ -1,11 +1,13 @@
 """The half of LoRA adapters in the core: who is loaded, who lies on the device, and which requests wait.
 
-An adapter is *known* once a request names it, is read into the host's memory by the workers, and gets a *place* on the
-device for its first request. It keeps the place while any request that was let through has not ended; of those that
-nobody uses the one that was used longest ago makes way, on the device and in the host's memory alike.
+An adapter is *known* once a request names it, is read into the host's memory by the workers as soon as there is room,
+and gets a *place* on the device for its first request. It keeps the place while any request that was let through has
+not ended; of those that nobody uses the one that was used longest ago makes way, on the device and in the host's
+memory alike.
 
 A request passes at once where its adapter has a place. Else it waits, and others go on; but after so many of these that
-a place could have come free (`MOST_PASSED`) new ones wait behind it, so that adapters in use cannot keep others out.
+a place or room could have come free (`MOST_PASSED`) new ones wait behind it, so that adapters in use cannot keep others
+out.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
 
 MOST_PASSED = 256
 """Requests that may overtake one that waits for a place."""
-LOOK_SECONDS = 0.01
-"""How often the workers are asked whether they have read an adapter: they answer between two steps."""
+LOOK_SECONDS = (0.01, 0.16)
+"""How soon the workers are asked whether they have read what they are reading, and at most how seldom: each time that
+they have not it is asked half as often. They answer between two steps, which costs these the time of the question."""
 
 
 class Known:
     """An adapter that requests have named.
 
     Attributes:
+        ahead: it is to be read though no request waits for it.
+        asked: the workers read it, or have read it: it is in the host's memory.
         read: the workers have it. error: why it cannot be loaded.
         place: on the device, from 1; 0: it has none.
         users: requests that were let through and have not ended.
@@ -41,6 +46,8 @@ class Known:
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
+        self.ahead = False
+        self.asked = False
         self.read = False
         self.error: EngineError | None = None
         self.place = 0
@@ -60,8 +67,10 @@ class Places:
         self._most_on_host = options.most_on_host
         self._known: OrderedDict[str, Known] = OrderedDict()  # the one that was used last stands last
         self._waiting: OrderedDict[str, Known] = OrderedDict()  # by request, in the order in which they came
-        self._passed = 0  # by others since the first of those that wait for a place came to be the first
-        self._looked = 0.0
+        self._short = False  # some are not read yet, for there is no room
+        self._passed = 0  # by others since the first of those that wait for a place, or for room, came to be the first
+        self._look_at = 0.0
+        self._pause = LOOK_SECONDS[0]
 
     # -- the gate ------------------------------------------------------------------------------------------------------
     def begin(self, request: Adapted, wake: Callable[[], None]) -> bool:
@@ -69,9 +78,10 @@ class Places:
         if request.adapter is None:
             return False
         known = self._know(request.adapter)
-        if known.place and not (self._waiting and self._passed >= MOST_PASSED):
+        behind = bool(self._waiting) or self._short
+        if known.place and not (behind and self._passed >= MOST_PASSED):
             self._let(known, request)
-            self._passed += bool(self._waiting)
+            self._passed += behind
             return False
         known.waiting[request.request_id] = request
         self._waiting[request.request_id] = known
@@ -83,13 +93,13 @@ class Places:
             return []
         self._look()
         through: list[tuple[Adapted, EngineError | None]] = []
-        blocked = False
+        blocked = any(not (known.asked or known.waiting) for known in self._known.values())
         for known in list(dict.fromkeys(self._waiting.values())):
             if known.error is None and not (known.place or (known.read and self._give_place(known))):
-                blocked = blocked or known.read
+                blocked = blocked or known.read or not known.asked
                 continue
             if blocked and self._passed >= MOST_PASSED and known.error is None:
-                continue  # who came before waits for a place: those that hold one let nobody else in
+                continue  # who came before waits for a place or for room: those that have both let nobody else in
             for request in known.waiting.values():
                 del self._waiting[request.request_id]
                 if known.error is None:
@@ -105,7 +115,10 @@ class Places:
 
     def forget(self, request: Adapted) -> None:
         """See `AdapterCore`."""
-        self._waiting.pop(request.request_id).waiting.pop(request.request_id)
+        known = self._waiting.pop(request.request_id)
+        known.waiting.pop(request.request_id)
+        if not (known.asked or known.ahead or known.waiting):
+            self._forget(known)
 
     def ended(self, request: Adapted) -> None:
         """See `AdapterCore`."""
@@ -126,7 +139,7 @@ class Places:
 
     def load_adapter(self, name: str, path: str, revision: str) -> None:
         """Begin to read an adapter that nobody has named yet; `adapter_state` tells how it goes."""
-        self._know(Adapter(name=name, path=path, revision=revision))
+        self._know(Adapter(name=name, path=path, revision=revision)).ahead = True
 
     def adapter_state(self, identity: str) -> tuple[bool, tuple[str, str, str, str] | None]:
         """Whether an adapter is read, and the error where it cannot be, which is told once."""
@@ -150,27 +163,55 @@ class Places:
 
     # -- within --------------------------------------------------------------------------------------------------------
     def _know(self, adapter: Adapter) -> Known:
-        """The adapter, which is read if it is not; others make way for it in the host's memory where they can: those
-        that are still being read do not, as somebody waits for their error."""
+        """The adapter, which is read if it is not, as soon as there is room."""
         identity = adapter.identity
         if (known := self._known.get(identity)) is None:
-            spare = [one for one in self._known.values() if one.read and not (one.users or one.waiting)]
-            for one in spare[: max(0, len(self._known) + 1 - self._most_on_host)]:
-                self._forget(one)
             known = self._known[identity] = Known(adapter)
-            self._tell("load", identity, adapter.path, adapter.revision)
+            self._ask()
         self._known.move_to_end(identity)
         return known
 
-    def _look(self) -> None:
-        """Ask the workers about those that are being read."""
-        if (now := self._now()) - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
-        for identity, known in self._known.items():
-            if known.read or known.error is not None:
+    def _ask(self) -> None:
+        """Have those read that are not, in the order in which they came, as far as there is room. Others make way in
+        the host's memory where they can: those that are still being read do not, as somebody waits for their error."""
+        order = list(dict.fromkeys(self._waiting.values()))
+        ahead = [one for one in self._known.values() if not one.waiting]
+        self._short = False
+        for place, known in enumerate([*ahead, *order]):
+            if known.asked:
                 continue
-            answers = self._tell("loaded", identity)
+            there = [one for one in self._known.values() if one.asked and one.error is None]
+            if len(there) >= self._most_on_host and not self._make_room(there, order[max(0, place - len(ahead)) :]):
+                self._short = True
+                return
+            known.asked = True
+            self._tell("load", known.adapter.identity, known.adapter.path, known.adapter.revision)
+            self._pause = LOOK_SECONDS[0]
+            self._look_at = self._now()
+
+    def _make_room(self, there: list[Known], later: list[Known]) -> bool:
+        """Whether one of these can go: one that nobody wants, or where others have waited too long one that those want
+        who came later; it is read again for them."""
+        idle = [one for one in there if one.read and not one.users]
+        spare = next((one for one in idle if not one.waiting), None)
+        if spare is None and self._passed >= MOST_PASSED:
+            spare = next((one for one in idle if one in later), None)
+        if spare is None:
+            return False
+        self._forget(spare)
+        if spare.waiting:
+            again = self._known[spare.adapter.identity] = Known(spare.adapter)
+            again.waiting = spare.waiting
+            self._waiting.update((request, again) for request in again.waiting)
+        return True
+
+    def _look(self) -> None:
+        """Have those read that are not, and ask the workers about those that are being read, all at once."""
+        self._ask()
+        reading = {key: one for key, one in self._known.items() if one.asked and not one.read and one.error is None}
+        if not reading or (now := self._now()) < self._look_at:
+            return
+        for known, answers in zip(reading.values(), zip(*self._tell("loaded", [*reading]), strict=True), strict=True):
             errors = [error for done, error, _ in answers if done and error is not None]
             if errors:
                 known.error = rebuild_error(tuple(errors[0]))
@@ -179,6 +220,11 @@ class Places:
                 if nobodys:
                     known.error = _misfit(known.adapter, sorted(nobodys))
                 known.read = known.error is None
+            if known.error is not None:
+                self._tell("drop", known.adapter.identity)
+        found = any(known.read or known.error is not None for known in reading.values())
+        self._pause = LOOK_SECONDS[0] if found else min(2 * self._pause, LOOK_SECONDS[1])
+        self._look_at = now + self._pause
 
     def _give_place(self, known: Known) -> bool:
         """Whether there was one for it."""
@@ -201,14 +247,15 @@ class Places:
         identity = known.adapter.identity
         if known.place:
             self._tell("place", known.place, None)
-        self._tell("drop", identity)
+        if known.asked:
+            self._tell("drop", identity)
         del self._known[identity]
 
 
 def _misfit(adapter: Adapter, modules: list[str]) -> InvalidRequestError:
     named = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
-    found = f"this model has no linear layer {named} that adapters may change"
-    if any(".experts." in module for module in modules):
-        found += "; the experts of mixtures are computed together, and are left as they are"
-    remedy = "name an adapter that was trained for this model, without its head, or merge it into the weights"
+    found = f"this model has no layer {named} that adapters may change"
+    if any("experts" in module for module in modules):
+        found += "; the experts of mixtures are left as they are unless the engine starts with --adapter.experts true"
+    remedy = "name an adapter that was trained for this model, or merge it into the weights"
     return refusal(adapter.path, found, remedy)

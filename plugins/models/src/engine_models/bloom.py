@@ -62,6 +62,11 @@ class BloomModel(DecoderModel):
         embed = NormedEmbedding(context, size, eps, "transformer.word_embeddings")
         norm = LayerNorm(context, size, eps, "transformer.ln_f")
         super().__init__(context, layer, norm, tied(config, True), embed)
+        self._normed = embed.norm
+
+    def embed_vectors(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The vectors, normed as embeddings are."""
+        return self._normed(vectors)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """As `DecoderModel.load_weights`; each head's query, key and value stand together, and BLOOM's own files have

@@ -45,6 +45,7 @@ class DecoderCard(ModelCard):
     """
 
     framework = "torch"
+    takes_embeds = True
     quantized = frozenset({"linear", "head"})
     defaults: ClassVar[Mapping[str, Any]] = {}
     activation: ClassVar[str] = "hidden_act"

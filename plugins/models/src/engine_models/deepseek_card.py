@@ -53,6 +53,7 @@ class DeepseekCard(ModelCard):
     """
 
     framework = "torch"
+    takes_embeds = True
     operations = frozenset((*MODEL_OPERATIONS, "linear_heads")) | OPERATIONS
     quantized = frozenset({"linear", "head", "expert"})
     defaults: ClassVar[Mapping[str, Any]]
@@ -94,7 +95,7 @@ class DeepseekCard(ModelCard):
         if config.get("hidden_act", "silu") not in _SILU:
             reasons.append(f"hidden_act {config['hidden_act']!r} is not 'silu'")
         try:
-            reasons.extend(cls._experts(config, need.parallel.tp))
+            reasons.extend(cls._experts(config, 1 if need.parallel.ep else need.parallel.tp))
             reasons.extend(unsupported_rope(config) or cls._unsupported_parts(config, need.parallel.tp))
         except EngineError as error:
             reasons.append(str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from engine.interfaces.model import ModelNeed
 from engine.interfaces.ops import MODEL_OPERATIONS
 from engine_kit.model_config import bad_key, flag, integer, number, unsupported_ranks
 from engine_kit.routing import RouteForm
@@ -36,9 +37,13 @@ class ExpertsCard(DecoderCard):
         return RouteForm(integer(config, "num_experts_per_tok"), renormalise=flag(config, "norm_topk_prob", False))
 
     @classmethod
-    def _unsupported_parts(cls, config: dict[str, Any], tp: int) -> list[str]:
-        reasons = super()._unsupported_parts(config, tp)
-        return reasons or unsupported_ranks(cls.describe(config), tp, **{cls.inner: integer(config, cls.inner)})
+    def unsupported(cls, need: ModelNeed) -> list[str]:
+        """The config's features that the body does not have."""
+        if (reasons := super().unsupported(need)) or need.parallel.ep:
+            return reasons
+        config = cls.filled(need.config)
+        inner = {cls.inner: integer(config, cls.inner)}
+        return unsupported_ranks(cls.describe(config), need.parallel.tp, **inner)
 
     @classmethod
     def more_unsupported(cls, config: dict[str, Any]) -> list[str]:

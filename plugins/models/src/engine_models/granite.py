@@ -39,6 +39,7 @@ class GraniteModel(DecoderModel):
         embed = ScaledEmbedding(context, model.vocab_size, size, "model.embed_tokens", factor)
         super().__init__(context, layer, RMSNorm(context, size, eps, "model.norm"), tied(config, False), embed)
         self._scaling = number(config, "logits_scaling", 1.0)
+        self._scaled = embed.scaled
 
     @staticmethod
     def block(context: ModelContext, name: str) -> Block:
@@ -46,6 +47,10 @@ class GraniteModel(DecoderModel):
         size, config = context.description.hidden_size, context.description.config
         inner, bias = integer(config, "intermediate_size"), flag(config, "mlp_bias", False)
         return GatedMLP(context, size, inner, f"{name}.mlp", bias)
+
+    def embed_vectors(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The vectors, multiplied as embeddings are."""
+        return self._scaled(vectors)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size], divided by `logits_scaling`."""

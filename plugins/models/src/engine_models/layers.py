@@ -221,7 +221,11 @@ class ScaledEmbedding(Embedding):
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int [T] -> [T, hidden_size]."""
-        return self._ops.scale(super().__call__(ids), self._factor)
+        return self.scaled(super().__call__(ids))
+
+    def scaled(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Vectors [T, hidden_size] times the number."""
+        return self._ops.scale(vectors, self._factor)
 
 
 class PlacedEmbedding(Embedding):
@@ -285,6 +289,12 @@ class DecoderModel(Decoder):
         if "hidden" not in state and isinstance(self.embed, PlacedEmbedding):
             state["hidden"] = self.embed.at(state["token_ids"], state["positions"])
         return super().forward(state, walk)
+
+    def embed_vectors(self, vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The vectors, with learned positions where the embedding has them."""
+        if isinstance(self.embed, PlacedEmbedding):
+            return self.context.ops.add(vectors, self.embed.table(positions))
+        return vectors
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """As `Decoder.load_weights`; a model that pools passes the head's tensors over, and takes the others with and

@@ -21,6 +21,7 @@ class MambaCard(ModelCard):
     """Base of the cards of models of mixers alone."""
 
     framework = "torch"
+    takes_embeds = True
     quantized = frozenset({"linear", "head"})
     operations = frozenset(MODEL_OPERATIONS) | OPERATIONS
 

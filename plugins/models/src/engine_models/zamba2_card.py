@@ -18,6 +18,7 @@ class Zamba2(HybridCard):
     blocks whose weights several layers share, with small adapters of their own."""
 
     body = "engine_models.zamba2:Zamba2Model"
+    takes_embeds = False  # every shared block reads the embeddings again
     operations = HybridCard.operations | {"gelu_mul"}
     activations = GELU
     defaults: ClassVar[Mapping[str, Any]] = {"rms_norm_eps": 1e-5}

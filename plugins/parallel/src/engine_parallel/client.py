@@ -1,7 +1,8 @@
 """Several engine cores as one: each a process of its own with its own workers, and requests spread over them.
 
 A core's death loses only its own sequences: they end with RankDeadError, and the others go on. When the last one dies,
-its error is the engine's.
+its error is the engine's. Cores that share experts compute each step together: none goes on without the others, so the
+first death is the engine's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import logging
 import math
 import os
 import queue
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +55,11 @@ class ParallelClient:
         self._router: Router | None = None
         self._blame = Blame(context.core.worker.choices)
         self._worker: WorkerReady | None = None
-        starts = dp_starts(context.core, context.num_cores)
+        self._meeting = ""
+        self._together = context.core.worker.parallel.dp > 1
+        if context.owner and self._together:
+            self._meeting = tempfile.mkdtemp(prefix="engine-")
+        starts = dp_starts(context.core, context.num_cores, self._meeting)
         self._restarts = [Restarts(partial(context.connect, start), context.restarts) for start in starts]
         self._past: list[StepStats | None] = [None] * len(starts)  # counters of those that stood in its place and died
         self._errors: list[EngineError | None] = [None] * len(starts)
@@ -217,7 +224,7 @@ class ParallelClient:
 
     def _heard(self, dp_rank: int, news: CoreOutputs) -> CoreOutputs:
         """What a living core told; where it told that it dies, what that means for its sequences."""
-        if len(self._living) == 1:
+        if len(self._living) == 1 or self._together:
             return news
         last = next((output for output in news.outputs if output.error is not None and _is_dead(output)), None)
         if last is None:
@@ -230,11 +237,14 @@ class ParallelClient:
         """A core has died. Returns its sequences' end, after what it told of others `last`."""
         core = self._cores[dp_rank]
         lost = [output.request_id for output in last if _is_dead(output)] + list(core.unfinished)
-        self._past[dp_rank] = counters(self._stats(dp_rank))
-        self._living.remove(dp_rank)
-        self._errors[dp_rank] = error
-        for question in self._questions:
-            question.leave(dp_rank, error if not self._living else None)
+        for one in list(self._living) if self._together else [dp_rank]:
+            self._past[one] = counters(self._stats(one))
+            self._living.remove(one)
+            self._errors[one] = error
+            for question in self._questions:
+                question.leave(one, error if not self._living else None)
+            if one != dp_rank:
+                self._cores[one].ask_to_stop()
         assert self._router is not None
         self._router.rank_died(dp_rank)
         if not self._living:
@@ -338,10 +348,14 @@ class ParallelClient:
             closing.join()
         for restarts in self._restarts:
             restarts.shutdown()
+        if self._meeting:
+            shutil.rmtree(self._meeting, ignore_errors=True)
 
 
-def dp_starts(start: CoreStart, size: int) -> list[CoreStart]:
+def dp_starts(start: CoreStart, size: int, meeting: str = "") -> list[CoreStart]:
     """The start messages of `size` engine cores on this machine: they share its processor's cores evenly.
+
+    meeting: see `WorkerStart.meeting`.
 
     What the user set (KV cache, batch size) is each core's own; what the platform measures is divided by the platform,
     which knows whether ranks share it.
@@ -350,10 +364,8 @@ def dp_starts(start: CoreStart, size: int) -> list[CoreStart]:
     threads = max(1, processors() // size)
     if worker.num_threads is not None:
         threads = min(threads, worker.num_threads)
-    return [
-        replace(start, worker=replace(worker, data_parallel_rank=dp_rank, data_parallel_size=size, num_threads=threads))
-        for dp_rank in range(size)
-    ]
+    worker = replace(worker, data_parallel_size=size, num_threads=threads, meeting=meeting)
+    return [replace(start, worker=replace(worker, data_parallel_rank=dp_rank)) for dp_rank in range(size)]
 
 
 def processors() -> int:

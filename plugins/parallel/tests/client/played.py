@@ -18,6 +18,7 @@ from engine.interfaces.client import ClientContext, CoreState
 from engine.interfaces.router import RankLoad
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
+from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
 from engine.types.start import Choice, WorkerReady
@@ -200,7 +201,9 @@ class House:
         lives: the cores of each rank, those that came in dead ones' places too.
     """
 
-    def __init__(self, count: int, restarts: int = 0, router: Any = None, first: Sequence[Played] = ()) -> None:
+    def __init__(
+        self, count: int, restarts: int = 0, router: Any = None, first: Sequence[Played] = (), together: bool = False
+    ) -> None:
         self.lives: list[list[Played]] = [[] for _ in range(count)]
         self.router = router or Scripted()
         self.slow_next = False
@@ -219,7 +222,8 @@ class House:
             return self.router
 
         choice = Choice(point="router", driver="turns", distribution="engine-turns", version="1.2", value="turns:Card")
-        core: Any = SimpleNamespace(worker=SimpleNamespace(choices=(choice,)))
+        parallel = Parallel(dp=count if together else 1)
+        core: Any = SimpleNamespace(worker=SimpleNamespace(choices=(choice,), parallel=parallel))
         context = ClientContext(core=core, num_cores=count, restarts=restarts, connect=connect, router=build)
         self.client = ParallelClient(context)
 
@@ -233,14 +237,16 @@ class House:
         return [state.dp_rank for state in self.client.states() if state.alive]
 
 
-def played_starts(start: Any, size: int) -> list[Any]:
+def played_starts(start: Any, size: int, meeting: str) -> list[Any]:
     """In place of `dp_starts`."""
     return [SimpleNamespace(worker=SimpleNamespace(data_parallel_rank=dp_rank)) for dp_rank in range(size)]
 
 
-def house(count: int, restarts: int = 0, router: Any = None, first: Sequence[Played] = ()) -> House:
-    """One whose cores are ready."""
-    made = House(count, restarts, router, first)
+def house(
+    count: int, restarts: int = 0, router: Any = None, first: Sequence[Played] = (), together: bool = False
+) -> House:
+    """One whose cores are ready. together: they step in lockstep."""
+    made = House(count, restarts, router, first, together)
     made.client.wait_ready()
     return made
 

@@ -155,6 +155,24 @@ def test_a_core_that_dies_takes_its_own_with_it() -> None:
     front.shutdown()
 
 
+def test_of_cores_that_step_together_the_first_that_dies_ends_all() -> None:
+    several = house(3, together=True)
+    front = several.client
+    for i in range(3):
+        front.add(requests(f"r{i}"))
+    question = front.call("stats")
+    several.cores[1].die(EngineDeadError("the engine core's process ended while running", "signal 9"))
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        front.receive(1)
+    assert isinstance(question.exception(0), EngineDeadError)
+    assert several.living == [] and not front.responds()
+    assert all(state.error is not None and "signal 9" in str(state.error) for state in front.states())
+    assert all(several.cores[rank].left.is_set() for rank in (0, 2)), "what of them lives is ended"
+    with pytest.raises(EngineDeadError, match="no engine core lives"):
+        front.add(requests("n"))
+    front.shutdown()
+
+
 def test_an_executor_that_fails_is_a_core_that_dies() -> None:
     """The core says so with its last outputs, before its process ends; another output in them is heard all the same."""
     several = house(2)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.llm import LLM
 from engine.types.errors import ModelNotFoundError
 from engine.types.params import SamplingParams
+from engine_kit.llm import LLM
 from engine_reference.checkpoint_dummy.card import DummyCheckpoint
 from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
 from engine_reference.checkpoint_dummy.weights import DummyWeights

@@ -12,7 +12,8 @@ from thread_ranks import registry
 from engine import PoolingParams
 from engine.config.settings import EngineConfig
 from engine.errors import EngineError, UnsupportedModelError
-from engine.llm import LLM, LLMEngine
+from engine.llm import LLMEngine
+from engine_kit.llm import LLM
 
 MODELS: dict[str, dict[str, Any]] = {
     "BertModel": {},

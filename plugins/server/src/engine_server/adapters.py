@@ -1,5 +1,5 @@
 """Adapters that are served beside the model, each as a model of its own: named when the server starts
-(`--lora-modules`), or while it serves, from one folder (`--lora-dir`)."""
+(`--lora-modules`, `--prompt-adapters`), or while it serves, from one folder (`--lora-dir`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.embedding import AsyncLLM
 from engine.plugin import points
 from engine.plugin.loading import brought
+from engine.types.embeds import PromptEmbeds
 from engine.types.errors import ConfigError, InvalidRequestError, rebuild_error
 from engine.types.request import Adapter
+from engine_kit.async_llm import AsyncLLM
+from engine_kit.prompt_adapters import read_prompt_adapter
 from engine_server.config import ServerConfig
 from engine_server.errors import APIError, invalid
 
@@ -34,12 +36,14 @@ class ServedAdapters:
     Attributes:
         folder: where others may be loaded from; None: none may.
 
-    Raises ConfigError where there are to be some, and the engine has no driver for them.
+    Raises ConfigError where there are to be some, and the engine has no driver for them; and for a prompt adapter that
+    is none, or not for this model.
     """
 
     def __init__(self, llm: AsyncLLM, settings: ServerConfig) -> None:
         self._llm = llm
         self._modules = modules_of(settings.lora_modules or ())
+        self._before: dict[str, tuple[str, PromptEmbeds]] = {}
         self._served: dict[str, Adapter] = {}
         self._loading: set[str] = set()
         self.folder = None if settings.lora_dir is None else os.path.realpath(settings.lora_dir)
@@ -51,22 +55,40 @@ class ServedAdapters:
         if self.folder is not None and settings.api_workers > 1:
             found = f"each of {settings.api_workers} API processes would have adapters of its own"
             raise ConfigError("lora_dir", found, "name them with --lora-modules, or leave --api-workers out")
-        for name in self._modules:
-            if name in llm.model_names:
-                raise ConfigError(f"lora_modules: {name}", "the model itself has this name", "choose another")
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._served)
+        prompts = modules_of(settings.prompt_adapters or (), "prompt_adapters")
+        for name in (*self._modules, *prompts):
+            if name in llm.model_names or (name in self._modules and name in prompts):
+                asked = f"{'prompt_adapters' if name in prompts else 'lora_modules'}: {name}"
+                raise ConfigError(asked, "another model has this name", "choose another")
+        for name, path in prompts.items():
+            if not llm.plan.model.prompt_embeds:
+                found = "the engine takes no embeddings in place of tokens"
+                raise ConfigError("prompt_adapters", found, "pass --enable-prompt-embeds too")
+            try:
+                self._before[name] = path, read_prompt_adapter(path, llm.plan.model, llm.plan.max_model_len)
+            except InvalidRequestError as error:
+                raise ConfigError(f"prompt_adapters: {name}={path}", error.found, error.remedy) from error
 
     @property
     def names(self) -> tuple[str, ...]:
         """In the order in which they came."""
-        return tuple(self._served)
+        return (*self._before, *self._served)
 
-    def get(self, name: str | None) -> Adapter | None:
-        """The adapter of a name; None for the model's own, and where it is not there (any more)."""
-        return None if name is None else self._served.get(name)
+    def path(self, name: str) -> str | None:
+        """The folder of an adapter; None for the model's own names, and where it is not there (any more)."""
+        before, served = self._before.get(name), self._served.get(name)
+        return before[0] if before is not None else None if served is None else served.path
+
+    def embeds(self, name: str | None) -> PromptEmbeds | None:
+        """What stands before every prompt for the model of this name."""
+        return None if name is None or name not in self._before else self._before[name][1]
+
+    def fields(self, name: str | None) -> dict[str, Any]:
+        """What a prompt for the adapter of a name has besides; nothing for the model's own, and where it is not there
+        (any more)."""
+        if (embeds := self.embeds(name)) is not None:
+            return {"prompt_embeds": embeds}
+        return {} if name is None or name not in self._served else {"adapter": self._served[name]}
 
     async def begin(self) -> None:
         """Load those that are there from the start. Raises the EngineError of the first that cannot be."""
@@ -96,8 +118,8 @@ class ServedAdapters:
         """As `load`, asked over HTTP. Raises APIError where nobody may, for a name that is taken, for a path outside
         `folder`."""
         self._check_allowed(name)
-        if name in self._llm.model_names:
-            raise invalid("lora_name", f"the model itself is called {name!r}; choose another")
+        if name in self._llm.model_names or name in self._before:
+            raise invalid("lora_name", f"another model is called {name!r}; choose another name")
         if name in self._loading or (name in self._served and not in_place):
             raise invalid("lora_name", f"an adapter {name!r} is there already; unload it, or send load_inplace")
         if len(self._served) + len(self._loading) >= MOST and name not in self._served:
@@ -146,20 +168,20 @@ def _names_in(folder: str) -> list[str]:
         return []  # whoever reads it says why not
 
 
-def modules_of(given: Iterable[str]) -> Mapping[str, str]:
+def modules_of(given: Iterable[str], setting: str = "lora_modules") -> Mapping[str, str]:
     """Paths by name, of "name=path,name=path" or of {"name": ..., "path": ...} as vLLM has them. Raises ConfigError."""
     found: dict[str, str] = {}
     for text in given:
-        for name, path in _modules(text):
+        for name, path in _modules(text, setting):
             if not name or not path:
-                raise ConfigError(f"lora_modules={text}", "a name or a path is missing", "pass NAME=PATH,NAME=PATH")
+                raise ConfigError(f"{setting}={text}", "a name or a path is missing", "pass NAME=PATH,NAME=PATH")
             if name in found:
-                raise ConfigError(f"lora_modules={text}", f"two have the name {name!r}", "give each its own")
+                raise ConfigError(f"{setting}={text}", f"two have the name {name!r}", "give each its own")
             found[name] = path
     return found
 
 
-def _modules(text: str) -> list[tuple[str, str]]:
+def _modules(text: str, setting: str) -> list[tuple[str, str]]:
     if not text.lstrip().startswith("{"):
         # A comma within a path is one where no NAME= follows.
         parts = [part.partition("=") for part in re.split(r",(?=[^,=/]+=)", text)]
@@ -171,4 +193,4 @@ def _modules(text: str) -> list[tuple[str, str]]:
         return [(str(module["name"]), str(module["path"]))]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"it is no JSON with name and path: {error}"
-        raise ConfigError(f"lora_modules={text}", found, "pass NAME=PATH,NAME=PATH") from error
+        raise ConfigError(f"{setting}={text}", found, "pass NAME=PATH,NAME=PATH") from error

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp
 
 import engine
-from engine.embedding import AsyncLLM
+from engine_kit.async_llm import AsyncLLM
 from engine_server import errors
 from engine_server.adapters import ServedAdapters
 from engine_server.bodies import MOST

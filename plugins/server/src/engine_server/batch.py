@@ -16,9 +16,10 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import orjson
 from starlette.types import ASGIApp, Message
 
-from engine.embedding import AsyncLLM, EngineConfig
+from engine.embedding import EngineConfig
 from engine.plugin.hints import did_you_mean
 from engine.types.errors import EngineError, InvalidRequestError
+from engine_kit.async_llm import AsyncLLM
 from engine_server.app import create_app
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing

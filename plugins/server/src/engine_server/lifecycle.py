@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from engine.embedding import AsyncLLM
 from engine.types.errors import ShuttingDownError
+from engine_kit.async_llm import AsyncLLM
 from engine_kit.logs import tell
 
 ACCESS_LOG = "engine.access"

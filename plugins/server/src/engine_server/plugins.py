@@ -23,7 +23,7 @@ from engine_server.middleware import ADMIN_PATH, OPEN_PATHS, PAGE_METHODS, has_b
 from engine_server.state import Others
 
 if TYPE_CHECKING:
-    from engine.embedding import AsyncLLM
+    from engine_kit.async_llm import AsyncLLM
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 

@@ -9,8 +9,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from engine.embedding import AsyncLLM, EngineConfig
+from engine.embedding import EngineConfig
 from engine.types.errors import ConfigError
+from engine_kit.async_llm import AsyncLLM
 from engine_server.certificate import check_certificate
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyLimits, KeyRing

@@ -83,6 +83,13 @@ class ServerSettings(Settings):
         None,
         "the folder from which clients may have adapters loaded, by /v1/load_lora_adapter (default: they may not)",
     )
+    prompt_adapters: tuple[str, ...] | None = setting(
+        None,
+        "embeddings of PEFT's prompt tuning that stand before prompts, each as a model: NAME=PATH, with commas; may be "
+        "repeated (needs --enable-prompt-embeds)",
+        repeatable=True,
+        least=1,
+    )
     max_queue: int = setting(8192, "most sequences that wait for a place; what comes then is refused (429)", least=0)
     max_body: int = setting(
         8 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)", type="bytes"

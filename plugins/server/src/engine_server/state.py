@@ -11,11 +11,12 @@ from typing import Annotated, Any, Protocol, cast
 
 from fastapi import Depends, Request
 
-from engine.embedding import AsyncLLM, OutputKind, Prompt, RequestStream
+from engine.embedding import OutputKind, Prompt, RequestStream
 from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams
+from engine_kit.async_llm import AsyncLLM
 from engine_server.adapters import ServedAdapters
 from engine_server.bodies import GeneratingBody, QueuedBody
 from engine_server.config import ServerConfig
@@ -149,11 +150,13 @@ class ServerState:
         """
         told = origin(request) if self.engine.inputs.told_of_requests else None
         names = [identity] if len(prompts) == 1 else [f"{identity}-{i}" for i in range(len(prompts))]
-        adapter = self.adapters.get(body.model)
-        if adapter is None:
-            self.check_model(body.model)  # an adapter may be gone by now
+        if added := self.adapters.fields(body.model):
+            fields = [_fields(prompt) for prompt in prompts]
+            if any(one.keys() & added.keys() for one in fields):
+                raise invalid("prompt_embeds", f"{body.model!r} has its own before every prompt; send text")
+            prompts = [{**one, **added} for one in fields]  # type: ignore[misc]
         else:
-            prompts = [{**_fields(prompt), "adapter": adapter} for prompt in prompts]  # type: ignore[misc]
+            self.check_model(body.model)  # an adapter may be gone by now
         several = zip(self._salted(prompts, request), params, names, strict=True)
         with self.entering(sum(1 if isinstance(one, PoolingParams) else one.num_sequences for one in params)):
             return await self.engine.submit_all(several, kind, body.priority, body.timeout, told)

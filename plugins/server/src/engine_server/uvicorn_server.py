@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from engine.embedding import AsyncLLM
+from engine_kit.async_llm import AsyncLLM
 from engine_kit.logs import logs_json
 from engine_server.adapters import ServedAdapters
 from engine_server.app import create_app

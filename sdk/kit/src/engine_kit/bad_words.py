@@ -1,4 +1,4 @@
-"""Words that a request forbids, as tokens (entry-point group `engine_parts`)."""
+"""Words that a request forbids, as tokens."""
 
 from __future__ import annotations
 

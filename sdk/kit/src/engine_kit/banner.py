@@ -154,9 +154,14 @@ def _divided(launch: Launch) -> tuple[str, str] | None:
         parts.append(f"{parallel.pp} pipeline stages of {layers} layers")
     if parallel.tp > 1:
         parts.append(f"each layer over {parallel.tp} ranks")
+    if parallel.cp > 1:
+        parts.append(f"the tokens of each sequence over {parallel.cp} ranks")
+    if parallel.ep:
+        parts.append(f"experts dealt whole over {parallel.ep_size} ranks")
     how = f"divided over {parallel.world} processes{' each' if ranks > 1 else ''}: {'; '.join(parts)}"
     if ranks > 1:
-        return "ranks", f"{ranks} engine cores, each with the whole model" + (f", {how}" if parts else "")
+        whose = "which share routed experts" if parallel.dp > 1 else "each with the whole model"
+        return "ranks", f"{ranks} engine cores, {whose}" + (f", {how}" if parts else "")
     return ("workers", f"the model is {how}") if parts else None
 
 

@@ -1,5 +1,5 @@
 """Beam search over one-token requests, whose prompts find what the step before computed in the prefix cache: what
-`LLM.beam_search` calls (entry-point group `engine_parts`). The names are vLLM's (`vllm/beam_search.py`).
+`LLM.beam_search` calls. The names are vLLM's (`vllm/beam_search.py`).
 
 The search is vLLM's (`LLM.beam_search`): in each step every beam is asked for its `2 * beam_width` most likely tokens;
 an end-of-sequence id among them completes a sequence, and of the rest the `beam_width` best go on, up to `max_tokens`.
@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from engine.embedding import LLM, as_prompts
+from engine.embedding import Frontend, RequestState, as_prompts
 from engine.types.checks import MAX_INT, check_flags, check_number, check_ranges
 from engine.types.errors import InvalidRequestError, shown
-from engine.types.outputs import Logprob
+from engine.types.outputs import Logprob, RequestOutput
 from engine.types.params import MAX_LOGPROBS, SamplingParams
+from engine.types.request import EngineRequest
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
 """Each beam is asked for twice as many candidates as there are beams."""
@@ -93,13 +94,14 @@ def verify(params: BeamSearchParams) -> None:
     check_number("length_penalty", params.length_penalty, -100.0, 100.0)
 
 
-def beam_search(llm: LLM, prompts: Any, params: BeamSearchParams, use_tqdm: Any = False) -> list[BeamSearchOutput]:
-    """See `engine.LLM.beam_search`."""
+def beam_search(
+    frontend: Frontend, run: Callable[[list[RequestState]], list[RequestOutput]], prompts: Any, params: BeamSearchParams
+) -> list[BeamSearchOutput]:
+    """See `engine.LLM.beam_search`. run: serves requests that the frontend has made."""
     if not isinstance(params, BeamSearchParams):
         kind = type(params).__name__
         raise InvalidRequestError("beam_search", f"the params are a {kind}", "pass BeamSearchParams(...)")
     verify(params)
-    frontend = llm.llm_engine.frontend
     inputs = frontend.inputs
     one = SamplingParams(
         temperature=0.0, max_tokens=1, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False, seed=0
@@ -111,13 +113,14 @@ def beam_search(llm: LLM, prompts: Any, params: BeamSearchParams, use_tqdm: Any 
         asked = []
         for place, tokens in beams:
             request = processed[place].requests[0]
-            prompt: dict[str, Any] = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
+            beside = {"cache_salt": request.cache_salt, "adapter": request.adapter, "prompt_embeds": request.embeds}
+            prompt: dict[str, Any] = {name: value for name, value in beside.items() if value is not None}
             if request.encoder is None:
-                prompt["prompt_token_ids"] = tokens
+                prompt["prompt_token_ids"] = tokens[_given(request) :]
             else:
                 prompt |= {"encoder_prompt": request.encoder, "decoder_prompt": tokens}
             asked.append(inputs.complete(next(names), prompt, one))  # hooks have let in what it is a part of
-        outputs = llm.run(asked, use_tqdm)
+        outputs = run(asked)
         return [output.outputs[0].logprobs[0] for output in outputs if output.outputs[0].logprobs]
 
     found = search_beams(
@@ -129,8 +132,14 @@ def beam_search(llm: LLM, prompts: Any, params: BeamSearchParams, use_tqdm: Any 
     )
     for request, sequences in zip(processed, found, strict=True):
         for index, sequence in enumerate(sequences):
-            sequence.text = frontend.outputs.filtered(request, index, inputs.tokenizer.decode(sequence.tokens))
+            text = inputs.tokenizer.decode(sequence.tokens[_given(request.requests[0]) :])
+            sequence.text = frontend.outputs.filtered(request, index, text)
     return [BeamSearchOutput(sequences) for sequences in found]
+
+
+def _given(request: EngineRequest) -> int:
+    """Of its first tokens those that are placeholders of embeddings."""
+    return 0 if request.embeds is None else len(request.embeds.data)
 
 
 @dataclass(slots=True)

@@ -3,11 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 Compute = Callable[[int, torch.Tensor], torch.Tensor]
 """(number of the expert, rows [n, H]) -> [n, H'], each row for itself."""
+
+
+class Rows(NamedTuple):
+    """The rows that experts compute, n = T * k without nobody's. Those of one expert follow one another.
+
+    Args:
+        x: [n, H].
+        token, expert: int64 [n]; of each.
+        counts: (expert, rows) of those that have some, in the order of the rows.
+        place: int64 [T * k]; of each token's first choice, its second and so on the row; n where nobody computes it.
+    """
+
+    x: torch.Tensor
+    token: torch.Tensor
+    expert: torch.Tensor
+    counts: list[tuple[int, int]]
+    place: torch.Tensor
+
+    @classmethod
+    def of(cls, x: torch.Tensor, ids: torch.Tensor, num_experts: int) -> Rows:
+        """x [T, H] of at least one token, ids int [T, k] of different experts for each token, `num_experts` for nobody.
+        Waits for the device."""
+        flat = ids.flatten().long()
+        each = torch.arange(len(flat), device=x.device)
+        if len(x) == 1 and max(chosen := flat.tolist()) < num_experts:
+            return cls(x.expand(len(flat), -1), each.new_zeros(len(flat)), flat, [(e, 1) for e in chosen], each)
+        order = flat.argsort(stable=True)
+        place = torch.empty_like(order).scatter_(0, order, each)
+        *counts, nobody = torch.bincount(flat, minlength=num_experts + 1).tolist()
+        if nobody:
+            order = order[:-nobody]
+            place.clamp_(max=len(order))
+        token = order // ids.shape[1]
+        present = [(expert, count) for expert, count in enumerate(counts) if count]
+        return cls(x.index_select(0, token), token, flat[order], present, place)
+
+    def each(self, x: torch.Tensor, compute: Compute) -> torch.Tensor:
+        """x [n, H] -> [n, H'], what experts make of their rows. Where there is none the first one says how wide."""
+        if not self.counts:
+            return compute(0, x)
+        parts = torch.split(x, [count for _, count in self.counts])
+        return torch.cat([compute(expert, part) for (expert, _), part in zip(self.counts, parts, strict=True)])
+
+    def summed(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """y [n, H'], weights [T, k] -> [T, H'] in y's dtype: a token's terms are added in the order of its experts, in
+        the wider dtype of both. What nobody computes adds nothing."""
+        if len(self.place) > len(y):
+            y = F.pad(y, (0, 0, 0, 1))
+        each = y.index_select(0, self.place).view(*weights.shape, -1)
+        out: torch.Tensor = (each * weights.unsqueeze(-1)).sum(1).to(y.dtype)
+        return out
 
 
 def by_expert(
@@ -15,19 +68,9 @@ def by_expert(
 ) -> torch.Tensor:
     """out[t] = sum over i of weights[t, i] * compute(ids[t, i], x[t]).
 
-    x [T, H] of at least one token, ids int [T, k] of different experts for each token, weights [T, k]. A token's terms
-    are added in the order of `ids`, in the wider dtype of x and weights: -> [T, H'] in x's. Waits for the device.
+    x [T, H] of at least one token, ids int [T, k] of different experts for each token, or `num_experts` for nobody,
+    weights [T, k]. A token's terms are added in the order of `ids`, in the wider dtype of x and weights: -> [T, H'] in
+    x's. Waits for the device.
     """
-    if len(x) == 1:
-        given = [compute(expert, x) for expert in ids[0].tolist()]
-        return (torch.cat(given) * weights[0].unsqueeze(1)).sum(0, keepdim=True).to(x.dtype)
-    flat = ids.flatten()
-    order = flat.argsort(stable=True)
-    rows = x.index_select(0, order // ids.shape[1])
-    counts = torch.bincount(flat, minlength=num_experts).tolist()
-    parts = enumerate(torch.split(rows, counts))
-    given = [compute(expert, part) for expert, part in parts if len(part)]
-    terms = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    each = torch.cat(given).index_select(0, terms).view(*ids.shape, -1)
-    out: torch.Tensor = (each * weights.unsqueeze(-1)).sum(1).to(x.dtype)
-    return out
+    rows = Rows.of(x, ids, num_experts)
+    return rows.summed(rows.each(rows.x, compute), weights).to(x.dtype)

@@ -13,7 +13,8 @@ from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.plugin import Selection, points
 from engine.types.errors import ConfigError
 from engine.types.model import ModelDescription
-from engine.types.start import CoreStart
+from engine.types.parallel import split_layers
+from engine.types.start import CoreStart, WorkerStart
 from engine_kit.encoder_places import check_places
 
 Made = Mapping[str, Sequence[Selection[Any]]]
@@ -23,14 +24,69 @@ Made = Mapping[str, Sequence[Selection[Any]]]
 def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
     """Raise ConfigError where drivers do not go together, or not with the model."""
     model = start.worker.model
+    check_parallel(config, start, made)
     if any(site.kind == "state" for site in model.sites):
         check_states(model, made.get(points.DRAFTER.name, ()), made.get(points.KV_CONNECTOR.name, ()))
+    if start.worker.parallel.pp > 1:
+        check_stages(start.worker, made.get(points.DRAFTER.name, ()))
     check_processors(made[points.LOGITS_PROCESSOR.name])
+    if config.kv_canary and (model.whole_prompts or not config.enable_prefix_caching or not start.worker.layout.groups):
+        found = "marks are made of blocks' keys, which this engine or its model, without a prefix cache, does without"
+        raise ConfigError("kv_canary=True", found, "leave --kv-canary out")
     check_connectors(config, start.preemption_mode, made.get(points.KV_CONNECTOR.name, ()))
     check_adapters(start, made)
     check_reuse(start, made)
+    if model.prompt_embeds:
+        check_embeds(model, made)
     if model.encoder is not None:
         check_places(config, start.worker, made[points.PLATFORM.name][0].card.memory())
+
+
+def check_stages(worker: WorkerStart, drafters: Sequence[Selection[DrafterCard]]) -> None:
+    """Raise ConfigError where the last of several pipeline stages, which proposes and verifies drafts, would need what
+    is on the others."""
+    model, parallel = worker.model, worker.parallel
+    for drafter in drafters:
+        card, reason = drafter.card, ""
+        there = range(model.num_layers - split_layers(parallel, model.num_layers)[-1], model.num_layers)
+        streams = card.streams(model, drafter.options) if "streams" in card.needs else ()
+        if away := [layer for layer in streams if layer not in there]:
+            reason = f"it reads the streams behind layers {away}, and the last stage begins with layer {there[0]}"
+        if card.branches(drafter.options):
+            reason = "it proposes trees, and the other stages would have to move what they keep of the right path"
+        if any(site.kind == "state" for site in model.sites):
+            reason = f"the other stages would have to put back the states of {model.architecture} behind wrong drafts"
+        if reason:
+            asked = f"drafter={drafter.candidate.name} with pipeline_parallel_size={parallel.pp}"
+            raise ConfigError(asked, reason, "name another drafter, or divide the model by --tensor-parallel-size")
+
+
+def check_parallel(config: EngineConfig, start: CoreStart, made: Made) -> None:
+    """Raise ConfigError where ranks are to share what nobody at work can divide."""
+    parallel = start.worker.parallel
+    if parallel.cp > 1:
+        found, remedy = "no attention driver divides a sequence's tokens over ranks", "leave it out"
+        raise ConfigError(f"context_parallel_size={parallel.cp}", found, remedy)
+    named, has = config.asked(points.EXPERTS.name), bool(made.get(points.EXPERTS.name))
+    if not has and (named is not None or config.options_for(points.EXPERTS.name)):
+        asked = f"experts={named} with {start.worker.model.architecture}"
+        raise ConfigError(asked, "it has no routed experts", "leave --experts and its options out")
+    if not parallel.ep:
+        return
+    asked = f"enable_expert_parallel=True with {start.worker.model.architecture}"
+    if not has:
+        raise ConfigError(asked, "it has no routed experts", "leave --enable-expert-parallel out")
+    if parallel.ep_size == 1:
+        found, remedy = "one rank has all experts", "say over how many: --tensor-parallel-size, --data-parallel-size"
+        raise ConfigError(asked, found, remedy)
+    if parallel.dp > 1 and config.data_parallel_restarts:
+        asked = f"data_parallel_restarts={config.data_parallel_restarts} with enable_expert_parallel=True"
+        found = "engine cores that share experts compute each step together, and all end with the first that dies"
+        raise ConfigError(asked, found, "leave one of them out, and restarts to what supervises the server")
+    if parallel.dp > 1 and start.worker.drafts:
+        asked = f"drafter={config.asked('drafter')} with enable_expert_parallel=True over engine cores"
+        found = "it has a model of its own, whose passes the other engine cores do not make"
+        raise ConfigError(asked, found, "take a drafter without a model, like ngram, or deal experts within one core")
 
 
 def check_adapters(start: CoreStart, made: Made) -> None:
@@ -44,6 +100,22 @@ def check_adapters(start: CoreStart, made: Made) -> None:
         if evictor.card.reuses:
             found = f"evictor '{evictor.candidate.name}' has later layers compute some of a step's tokens alone"
             raise ConfigError(asked, found, "leave one of them out")
+
+
+def check_embeds(model: ModelDescription, made: Made) -> None:
+    """Raise ConfigError where prompts may bring embeddings, and somebody cannot take them."""
+    (evictor,), (driver,), (platform,) = (made[p.name] for p in (points.EVICTOR, points.MODEL, points.PLATFORM))
+    asked, found = f"enable_prompt_embeds=True with {model.architecture}", ""
+    if not (driver.card.takes_embeds and driver.card.walks):
+        found = f"its driver '{driver.candidate.name}' ({driver.candidate.provenance}) takes tokens alone"
+    elif not model.generates:
+        found = "an engine that pools takes tokens alone"
+    elif evictor.card.reuses:
+        found = f"evictor '{evictor.candidate.name}' has later layers compute some of a step's tokens alone"
+    elif platform.card.worker is not None:
+        found = f"platform '{platform.candidate.name}' has a worker of its own"
+    if found:
+        raise ConfigError(asked, found, "leave one of them out")
 
 
 def check_reuse(start: CoreStart, made: Made) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of a step (entry-point group `engine_parts`)."""
+"""Ctrl-C that waits for the end of a step."""
 
 from __future__ import annotations
 

@@ -45,6 +45,10 @@ def split(
     """
     form = model.encoder
     assert form is not None
+    parts = [prompt, *(prompt.get(part) for part in (ENCODER, DECODER))] if isinstance(prompt, Mapping) else []
+    if any(isinstance(part, Mapping) and "prompt_embeds" in part for part in parts):
+        found = f"{model.architecture} has an encoder, and takes tokens or features"
+        raise InvalidRequestError("a prompt with prompt_embeds", found, _FORMS)
     given, wanted, beside = prompt, None, {}
     if isinstance(prompt, Mapping):
         beside = {key: prompt[key] for key in _KEPT if key in prompt}

@@ -17,8 +17,8 @@ from engine.modeling import Linear, Module, Param
 from engine.modeling.loading import staging
 from engine.types.errors import UnsupportedModelError
 from engine.types.parallel import Shard
-from engine_kit.by_expert import by_expert
-from engine_kit.routing import ExpertQuantization, ExpertSpec
+from engine_kit.by_expert import Rows
+from engine_kit.routing import AdaptsExperts, ExpertAdapters, ExpertQuantization, ExpertSpec
 
 
 class ExpertWeights(Module):
@@ -43,10 +43,19 @@ class ExpertWeights(Module):
             sizes: Any = (inner, [size]) if last else (size, parts)
             names = [name.replace("{}", str(experts[place])) for name in ((spec.last,) if last else spec.first)]
             given = (context, *sizes, names, spec.bias, adds_bias or not last)
-            return make(*given, stack=stacks[last], place=place, done=self._one_more)
+            return make(*given, done=self._one_more)
 
         self.first = [linear(place, False) for place in range(len(experts))]
         self.last = [linear(place, True) for place in range(len(experts))]
+        self._adapters: ExpertAdapters | None = None
+        if hasattr(context.adapters, "experts"):
+            first, last = ([one.shape for one in side] for side in (self.first, self.last))
+            whole = len(experts) == spec.num_experts
+            self._adapters = cast("AdaptsExperts", context.adapters).experts(first, last, spec.stacked, whole)
+        if self._adapters is None:
+            for side, stack in zip((self.first, self.last), stacks, strict=True):
+                for place, one in enumerate(side):
+                    one.join(stack, place)
         self.tensors: list[StackedTensor] = []
         if spec.stacked:
             kind, every = (TurnedTensor if spec.stacked == "turned" else StackedTensor), spec.num_experts
@@ -79,6 +88,8 @@ class ExpertWeights(Module):
         self._left -= 1
         if self._left:
             return
+        if self._adapters is not None:
+            return
         if self._quantization is None:
             first, last = self._stacks
             self._packed = self._ops.pack_experts(first.weight, last.weight, first.bias, last.bias)
@@ -96,17 +107,27 @@ class ExpertWeights(Module):
         over those who have the others."""
         return self._compute(x, self._packed, ids, weights, self._act)
 
+    def tensors_at(self, place: int) -> list[torch.Tensor] | None:
+        """The memory of one expert's weights, which holds another's when that is written over it; None where whoever
+        packed them does not tell (`engine_kit.routing.TellsTensors`)."""
+        tensors = getattr(self._packed, "tensors", None)
+        return None if tensors is None else list(tensors(place))
+
     def _by_expert(
         self, x: torch.Tensor, packed: Any, ids: torch.Tensor, weights: torch.Tensor, act: Any
     ) -> torch.Tensor:
-        """The same of a quantization that multiplies single layers alone."""
+        """The same of a quantization that multiplies single layers alone, and with adapters."""
         if not len(x):
             return x
+        rows = Rows.of(x, ids, len(self.first))
+        adapted = None if self._adapters is None else self._adapters.rows(rows.token, rows.expert)
 
-        def expert(place: int, rows: torch.Tensor) -> torch.Tensor:
-            return self.last[place](self._ops.gated_act(self.first[place](rows), act))
+        def projected(last: bool, x: torch.Tensor) -> torch.Tensor:
+            side = self.last if last else self.first
+            y = rows.each(x, lambda place, some: side[place](some))
+            return y if self._adapters is None else self._adapters.add(last, x, y, adapted)
 
-        return by_expert(x, ids, weights, len(self.first), expert)
+        return rows.summed(projected(True, self._ops.gated_act(projected(False, rows.x), act)), weights)
 
 
 class _Stack:
@@ -148,7 +169,6 @@ class ExpertLinear(Linear):
     """A projection of one expert. Its tensors go into the stack of all experts, or are packed by the quantization.
 
     Args:
-        stack, place: where plain tensors go.
         done: called when the tensors are where they belong.
     """
 
@@ -161,8 +181,6 @@ class ExpertLinear(Linear):
         bias: bool,
         adds_bias: bool,
         *,
-        stack: _Stack,
-        place: int,
         done: Callable[[], None],
     ) -> None:
         super().__init__(context, in_size, out_sizes, names, bias, adds_bias=adds_bias, kind="expert")
@@ -170,6 +188,9 @@ class ExpertLinear(Linear):
             found = "it is one of a layer's experts, which are computed together"
             raise UnsupportedModelError(f"adapt {', '.join(names)}", found, "leave the experts out of the adapters")
         self._done = done
+
+    def join(self, stack: _Stack, place: int) -> None:
+        """Plain tensors go there."""
         if self._quantization is None:
             self._form = cast(Any, _Slot(stack, place))
 

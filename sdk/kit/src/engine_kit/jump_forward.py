@@ -79,7 +79,7 @@ class JumpForward:
             ready: int [n]; slots that compute one token.
             room: tokens of the budget for all.
         """
-        places = (slots.matched[ready] & ~slots.waits[ready]).nonzero()[0]
+        places = slots.matched[ready].nonzero()[0]
         if not places.size or room < LEAST:
             return {}
         rows = ready[places]
@@ -93,7 +93,7 @@ class JumpForward:
                 self._learn(slot, slots)
             if forced:
                 self._watched.setdefault(slot, (known, forced))
-            if k < LEAST or not forced:
+            if k < LEAST or not forced or request.host_tokens:
                 continue
             # The matcher stands behind the tokens that are known; one more may be placed, the first of those forced.
             tokens = self._by_model.get((request.root, forced))

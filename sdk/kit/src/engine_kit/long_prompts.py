@@ -1,5 +1,4 @@
-"""Runs what takes the longer the longer a text is beside an event loop: what `AsyncLLM` tokenises with (entry-point
-group `engine_parts`)."""
+"""Runs what takes the longer the longer a text is beside an event loop: what `AsyncLLM` tokenises with."""
 
 from __future__ import annotations
 

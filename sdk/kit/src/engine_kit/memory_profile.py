@@ -31,7 +31,7 @@ def steps_to_profile(start: WorkerStart, num_drafts: int | None = None) -> list[
     steps = [largest_step(start)]
     if num_drafts is not None:
         most = min(num_drafts, start.max_model_len - 2, start.max_num_batched_tokens - 1)
-        if most > 0:
+        if most > 0 and start.parallel.pp == 1:  # else the first step's rows are drafted for when they have drawn
             steps.append(drafted_step(start, most))
         steps.append(_left(steps[0]))
     return steps

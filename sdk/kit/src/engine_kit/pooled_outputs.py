@@ -1,4 +1,4 @@
-"""What `encode`, `LLM.embed`, `LLM.classify` and `LLM.score` give (entry-point group `engine_parts`). The names are
+"""What `encode`, `LLM.embed`, `LLM.classify` and `LLM.score` give. The names are
 vLLM's; vectors are numpy arrays or lists, not torch tensors."""
 
 from __future__ import annotations

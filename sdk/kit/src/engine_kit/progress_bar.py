@@ -1,4 +1,4 @@
-"""A progress bar of requests, as `LLM` shows one (entry-point group `engine_parts`)."""
+"""A progress bar of requests, as `LLM` shows one."""
 
 from __future__ import annotations
 

@@ -6,9 +6,13 @@ pieces of `PIECE` tokens. Nothing is kept from one step to the next.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import numpy as np
 import torch
 
+from engine.interfaces.adapter import AdapterWorker
 from engine.interfaces.model import Model
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Platform
@@ -26,14 +30,24 @@ class PromptScorer(StepPart):
     Args:
         ops, platform, model: the worker's.
         tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the device's table of tokens.
+        adapters: of heads; None where there are none.
     """
 
-    def __init__(self, ops: Ops, platform: Platform, model: Model, tokens: torch.Tensor, vocab_size: int) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        platform: Platform,
+        model: Model,
+        tokens: torch.Tensor,
+        vocab_size: int,
+        adapters: AdapterWorker | None = None,
+    ) -> None:
         self._ops = ops
         self._platform = platform
         self._model = model
         self._tokens = tokens
         self._vocab_size = vocab_size
+        self._adapted: Any = nullcontext if adapters is None else adapters.at
         self._asked = np.full(tokens.shape[0], -1, np.int32)
         self._num_prompt = np.zeros(tokens.shape[0], np.int32)
         self._used = False
@@ -67,7 +81,8 @@ class PromptScorer(StepPart):
         ids = self._tokens[slot, place]
         pieces = []
         for first in range(0, len(index), PIECE):
-            logits = self._model.logits(self._ops.gather_rows(hidden, token[first : first + PIECE]))
+            with self._adapted(index[first : first + PIECE]):
+                logits = self._model.logits(self._ops.gather_rows(hidden, token[first : first + PIECE]))
             if logits.dtype not in (torch.float32, torch.float64):
                 logits = logits.float()
             pieces.append(self._ops.logprobs(logits, ids[first : first + PIECE], k))

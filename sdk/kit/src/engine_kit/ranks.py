@@ -91,7 +91,7 @@ class RankAnswer(msgspec.Struct, kw_only=True):
         return cls(
             step_id=result.step_id,
             checksum=zlib.crc32(result.tokens.tobytes()),
-            result=result if place.tp_rank == 0 else None,
+            result=result if place.tp_rank == place.cp_rank == 0 else None,
             news=result.news,
         )
 

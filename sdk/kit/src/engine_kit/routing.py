@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from engine.interfaces.quantization import Quantization
+from engine.interfaces.quantization import LayerShape, Quantization
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +79,14 @@ class ExpertSpec(NamedTuple):
     bias: bool = False
 
 
+class TellsTensors(Protocol):
+    """What `pack_experts` gives may be one: then experts can move between ranks."""
+
+    def tensors(self, place: int) -> Sequence[torch.Tensor]:
+        """The dense tensors, views, of the expert at a place: all that tells it from others. What another rank's same
+        place holds, written over them, makes it that expert; their addresses stay."""
+
+
 class ExpertQuantization(Quantization, Protocol):
     """One that computes all experts of a layer in one call. Of others each expert is multiplied by itself."""
 
@@ -89,3 +97,29 @@ class ExpertQuantization(Quantization, Protocol):
         self, x: torch.Tensor, packed: Any, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct
     ) -> torch.Tensor:
         """As the operation of this name, see `engine.interfaces.experts`."""
+
+
+class ExpertAdapters(Protocol):
+    """What adapts the experts of a layer for single requests, each row by the expert that computes it."""
+
+    def rows(self, tokens: torch.Tensor, experts: torch.Tensor) -> Any:
+        """Rows that are computed, each of a token of the step by an expert, both int64 [n] -> what `add` takes."""
+
+    def add(self, last: bool, x: torch.Tensor, y: torch.Tensor, rows: Any) -> torch.Tensor:
+        """Inputs x [n, I] and outputs y [n, O] of these rows' first or second projections -> y with what is added. It
+        may write into y."""
+
+
+class AdaptsExperts(Protocol):
+    """What an `engine.interfaces.model.Adapters` is besides, where experts are adapted."""
+
+    def experts(
+        self, first: Sequence[LayerShape], last: Sequence[LayerShape], stacked: str, whole: bool
+    ) -> ExpertAdapters | None:
+        """Those of a layer, asked once, while the model is built; None where its experts are never adapted, and else
+        they are computed one by one.
+
+        Args:
+            first, last: the projections of each expert. stacked: see `ExpertSpec`.
+            whole: all experts of the layer are here.
+        """

@@ -1,5 +1,5 @@
 """What it takes to score pairs of texts: which prompts to pool, and what their results make of each pair. `LLM.score`
-has it by the entry-point group `engine_parts`; the server calls it."""
+and the server call it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from engine.embedding import InputProcessor, check_task, check_truncation
+from engine.embedding import InputProcessor, check_truncation
 from engine.types.errors import InvalidRequestError
 from engine.types.outputs import RequestOutput
 from engine.types.pooling import PoolingParams
 from engine_kit.pooled_outputs import ScoringOutput, ScoringRequestOutput
+from engine_kit.request_checks import check_task
 
 MAX_PAIR_CHARACTERS = 2**25
 """The most characters that the pairs of one request may have together: a text is read again with each other that it is

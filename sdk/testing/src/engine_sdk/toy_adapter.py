@@ -66,6 +66,8 @@ class ToyAdapters:
 
     def layer(self, shape: LayerShape) -> RankOne | None:
         """See `engine.interfaces.model.Adapters.layer`."""
+        if shape.kind == "embedding":
+            return None
         self.asked += shape.names
         return None if shape.kind == "head" else RankOne(shape, self._active)
 

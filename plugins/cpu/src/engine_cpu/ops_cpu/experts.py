@@ -71,6 +71,16 @@ class Experts:
         """x [T, H], ids int32 [T, k], weights float32 [T, k] -> [T, H]."""
         return self._products.experts(x, packed, ids, weights, act)
 
+    def place_experts(self, ids: torch.Tensor, table: torch.Tensor, first: int, load: torch.Tensor) -> torch.Tensor:
+        """ids int32 [T, k], table int32 [E, R], load int64 [n] -> int32 [T, k]."""
+        ids, (rows, per_token), (experts, replicas) = ids.contiguous(), ids.shape, table.shape
+        out = torch.empty_like(ids)
+        self._routing.place_experts(
+            ids.data_ptr(), rows, per_token, table.data_ptr(), experts, replicas, first, len(load), load.data_ptr(),
+            out.data_ptr(),
+        )  # fmt: skip
+        return out
+
     def gated_act(self, x: torch.Tensor, act: ExpertAct) -> torch.Tensor:
         """x [T, 2 * I] -> act(gate) * up, [T, I]; x [T, I] -> act(x) where `act` has no gates."""
         if x.stride(-1) != 1:

@@ -11,7 +11,7 @@ from engine_cuda.seen import COMPILED, RAN
 DTYPES = ("bfloat16", "float16", "float32")
 LATER = frozenset(
     {
-        *("router_logits", "route", "pack_experts", "experts", "gated_act", "moe_gate"),
+        *("router_logits", "route", "pack_experts", "experts", "place_experts", "gated_act", "moe_gate"),
         *("lora_memory", "lora_pack", "lora_place", "lora_add"),
     }
 )
@@ -31,7 +31,8 @@ class TritonOps(OpsCard):
         {
             *("embedding", "embedding_part", "gather_rows", "soft_cap", "gelu", "silu_mul"),
             *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "check_logits", "prepare_inputs"),
-            *("router_logits", "route", "pack_experts", "experts", "gated_act", "moe_gate"),  # engine-moe defines them
+            # engine-moe defines these
+            *("router_logits", "route", "pack_experts", "experts", "place_experts", "gated_act", "moe_gate"),
             *("lora_memory", "lora_pack", "lora_place", "lora_add"),  # engine-lora defines them
             *("causal_conv", "selective_scan", "ssd", "gated_delta"),  # engine-states defines them
             *("penalties", "mask_tokens", "apply_bitmask", "sample", "reject", "verify", "place_tokens", "logprobs"),

@@ -74,10 +74,27 @@ def row_gate_kernel(
     tl.store(out + token * width + offs_n, y.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit(do_not_specialize=["first", "pairs", "count"])
+def place_kernel(
+    ids, table, load, out, first, pairs, count, TOP_K: tl.constexpr, REPLICAS: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """out [pairs] = the place of each expert, less `first`, or `count`; load [count] counts them. Grid: blocks of
+    pairs."""
+    start_dependent(DEPENDENT)
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = pair < pairs
+    expert = tl.load(ids + pair, mask=mask, other=0).to(tl.int64)
+    place = tl.load(table + expert * REPLICAS + pair // TOP_K % REPLICAS, mask=mask, other=0) - first
+    here = (place >= 0) & (place < count) & mask
+    tl.atomic_add(load + place, tl.full((BLOCK,), 1, tl.int64), mask=here, sem="relaxed")
+    tl.store(out + pair, tl.where(here, place, count), mask=mask)
+
+
 # -- few pairs -----------------------------------------------------------------------------------------------------
 @triton.jit
 def few_first_kernel(
-    x, weight, bias, ids, out, x_stride, inner, alpha, limit, TOP_K: tl.constexpr, INPUTS: tl.constexpr,
+    x, weight, bias, ids, out, x_stride, inner, experts, alpha, limit, TOP_K: tl.constexpr, INPUTS: tl.constexpr,
     KIND: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +107,7 @@ def few_first_kernel(
     expert = tl.load(ids + pair).to(tl.int64)
     offs_m = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     offs_n = tl.arange(0, WIDTH)
-    mask_m = offs_m < inner
+    mask_m = (offs_m < inner) & (expert < experts)  # nobody's are left as they are
     rows = expert * inner * (1 + GATED) + offs_m
     ptrs = weight + rows[:, None] * INPUTS + offs_n[None]
     inputs = x + pair // TOP_K * x_stride + offs_n
@@ -124,7 +141,7 @@ def few_first_kernel(
 
 @triton.jit
 def few_last_kernel(
-    x, weight, bias, ids, by, out, outputs, TOP_K: tl.constexpr, PADDED_K: tl.constexpr, INPUTS: tl.constexpr,
+    x, weight, bias, ids, by, out, outputs, experts, TOP_K: tl.constexpr, PADDED_K: tl.constexpr, INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -139,9 +156,10 @@ def few_last_kernel(
     offs_n = tl.arange(0, WIDTH)
     mask_k = offs_k < TOP_K
     pairs = token * TOP_K + offs_k
-    experts = tl.load(ids + pairs, mask=mask_k, other=0).to(tl.int64)
+    chosen = tl.load(ids + pairs, mask=mask_k, other=0).to(tl.int64)
+    mask_k = mask_k & (chosen < experts)
     factors = tl.load(by + pairs, mask=mask_k, other=0.0).to(tl.float32)
-    rows = experts[None] * outputs + offs_m[:, None]
+    rows = chosen[None] * outputs + offs_m[:, None]
     mask_m = (offs_m < outputs)[:, None] & mask_k[None]
     ptrs = weight + rows[:, :, None] * INPUTS + offs_n[None, None]
     inputs = x + pairs[:, None] * INPUTS + offs_n[None]
@@ -165,8 +183,8 @@ def few_last_kernel(
 # -- many pairs ----------------------------------------------------------------------------------------------------
 @triton.jit(do_not_specialize=["pairs"])
 def sort_kernel(ids, order, starts, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    """order [pairs]: the pairs sorted by expert, and among equals by number; starts [E]: where those of each expert
-    begin. Grid: experts, each of which reads all ids [pairs], twice."""
+    """order [pairs]: the pairs sorted by expert, and among equals by number; starts [E + 1]: where those of each expert
+    begin, and nobody's. Grid: experts and nobody, each of which reads all ids [pairs], twice."""
     start_dependent(DEPENDENT)
     expert = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
@@ -185,12 +203,12 @@ def sort_kernel(ids, order, starts, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.co
 
 
 @triton.jit
-def _block_of(starts, pairs, block, EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+def _block_of(starts, block, EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
     """(expert, its first row, the end of the expert's rows) of a block of at most ROWS sorted rows; of a block that
     there is not, PADDED and no row."""
     offs = tl.arange(0, PADDED)
-    begin = tl.load(starts + offs, mask=offs < EXPERTS, other=pairs)
-    end = tl.load(starts + offs + 1, mask=offs + 1 < EXPERTS, other=pairs)
+    begin = tl.load(starts + offs, mask=offs < EXPERTS, other=0)
+    end = tl.load(starts + offs + 1, mask=offs < EXPERTS, other=0)
     blocks = (end - begin + ROWS - 1) // ROWS
     upto = tl.cumsum(blocks, 0)
     expert = tl.sum((upto <= block).to(tl.int32), 0)
@@ -217,9 +235,9 @@ def _multiply(rows, weights, total):
     return tl.dot(rows, tl.trans(weights), total, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks"])
+@triton.jit(do_not_specialize=["blocks"])
 def first_kernel(
-    x, weight, bias, order, starts, out, x_stride, pairs, blocks, alpha, limit, TOP_K: tl.constexpr,
+    x, weight, bias, order, starts, out, x_stride, blocks, alpha, limit, TOP_K: tl.constexpr,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, INPUTS: tl.constexpr, INNER: tl.constexpr, KIND: tl.constexpr,
     GATED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -228,7 +246,7 @@ def first_kernel(
     tiles of OUTPUTS outputs, of each of which a program has the gates and what they gate."""
     start_dependent(DEPENDENT)
     block, tile = _tile_of(blocks, (INNER + OUTPUTS - 1) // OUTPUTS, GROUP)
-    expert, first, end = _block_of(starts, pairs, block, EXPERTS, PADDED, ROWS)
+    expert, first, end = _block_of(starts, block, EXPERTS, PADDED, ROWS)
     if expert < EXPERTS:
         offs_m = first + tl.arange(0, ROWS)
         offs_n = tile * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -256,9 +274,9 @@ def first_kernel(
         tl.store(ptrs, y.to(out.dtype.element_ty), mask=mask_m[:, None] & mask_n[None])
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks"])
+@triton.jit(do_not_specialize=["blocks"])
 def last_kernel(
-    x, weight, bias, order, starts, out, pairs, blocks, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
+    x, weight, bias, order, starts, out, blocks, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
     INPUTS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -266,7 +284,7 @@ def last_kernel(
     """out [pairs, SIZE], in the order of pairs, = weight[expert] @ x[sorted row] + bias[expert]. Grid: as above."""
     start_dependent(DEPENDENT)
     block, tile = _tile_of(blocks, (SIZE + OUTPUTS - 1) // OUTPUTS, GROUP)
-    expert, first, end = _block_of(starts, pairs, block, EXPERTS, PADDED, ROWS)
+    expert, first, end = _block_of(starts, block, EXPERTS, PADDED, ROWS)
     if expert < EXPERTS:
         offs_m = first + tl.arange(0, ROWS)
         offs_n = tile * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -289,7 +307,7 @@ def last_kernel(
 
 @triton.jit
 def combine_kernel(
-    terms, by, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+    terms, by, ids, out, width, experts, TOP_K: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     """out[t] = sum over i of by[t, i] * terms[t * k + i]. Grid: (T, blocks of the width)."""
     start_dependent(DEPENDENT)
@@ -299,6 +317,7 @@ def combine_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for i in tl.static_range(TOP_K):
         pair = token * TOP_K + i
-        term = tl.load(terms + pair * width + offs_n, mask=mask, other=0.0).to(tl.float32)
+        here = mask & (tl.load(ids + pair) < experts)
+        term = tl.load(terms + pair * width + offs_n, mask=here, other=0.0).to(tl.float32)
         total += tl.load(by + pair).to(tl.float32) * term
     tl.store(out + token * width + offs_n, total.to(out.dtype.element_ty), mask=mask)

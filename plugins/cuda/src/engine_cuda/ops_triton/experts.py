@@ -16,6 +16,7 @@ from engine_cuda.ops_triton.expert_kernels import (
     first_kernel,
     gated_act_kernel,
     last_kernel,
+    place_kernel,
     row_gate_kernel,
     sort_kernel,
 )
@@ -44,6 +45,10 @@ class PackedExperts(NamedTuple):
     last: torch.Tensor
     first_bias: torch.Tensor | None
     last_bias: torch.Tensor | None
+
+    def tensors(self, place: int) -> list[torch.Tensor]:
+        """See `engine_kit.routing.TellsTensors`."""
+        return [tensor[place] for tensor in self if tensor is not None]
 
 
 class Tile(NamedTuple):
@@ -101,7 +106,7 @@ class Experts(MayDepend):
     def experts(
         self, x: torch.Tensor, packed: PackedExperts, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct
     ) -> torch.Tensor:
-        """x [T, H], ids int32 [T, k] of experts that there are, weights float32 [T, k] -> [T, H]."""
+        """x [T, H], ids int32 [T, k] of experts that there are, or their number, weights float32 [T, k] -> [T, H]."""
         tokens, outputs = len(x), packed.last.shape[1]
         out = x.new_empty(tokens, outputs)
         if not out.numel():
@@ -113,6 +118,17 @@ class Experts(MayDepend):
             self._few(x, packed, ids, weights, act, out)
         else:
             self._many(x, packed, ids, weights, act, out)
+        return out
+
+    def place_experts(self, ids: torch.Tensor, table: torch.Tensor, first: int, load: torch.Tensor) -> torch.Tensor:
+        """ids int32 [T, k], table int32 [E, R], load int64 [n] -> int32 [T, k]."""
+        ids = ids.contiguous()
+        out, (per_token, replicas) = torch.empty_like(ids), (ids.shape[1], table.shape[1])
+        if out.numel():
+            place_kernel[(triton.cdiv(ids.numel(), BLOCK),)](
+                ids, table, load, out, first, ids.numel(), len(load), per_token, replicas, BLOCK,
+                bool(self.dependent), **self.dependent,
+            )  # fmt: skip
         return out
 
     def gated_act(self, x: torch.Tensor, act: ExpertAct) -> torch.Tensor:
@@ -152,13 +168,14 @@ class Experts(MayDepend):
         between = x.new_empty(ids.numel(), inner)
         block, width = few_first_blocks(inputs, act.gated)
         few_first_kernel[(triton.cdiv(inner, block), ids.numel())](
-            x, packed.first, packed.first_bias, ids, between, x.stride(0), inner, act.alpha, act.limit, per_token,
-            inputs, act.kind, act.gated, block, width, bool(self.dependent), **self.dependent,
+            x, packed.first, packed.first_bias, ids, between, x.stride(0), inner, len(packed.first), act.alpha,
+            act.limit, per_token, inputs, act.kind, act.gated, block, width, bool(self.dependent), **self.dependent,
         )  # fmt: skip
         padded = power_of_2(per_token)
         block, width = few_last_blocks(inner, padded)
         few_last_kernel[(triton.cdiv(outputs, block), tokens)](
-            between, packed.last, packed.last_bias, ids, weights, out, outputs, per_token, padded, inner, block, width,
+            between, packed.last, packed.last_bias, ids, weights, out, outputs, len(packed.last), per_token, padded,
+            inner, block, width,
             bool(self.dependent), **self.dependent,
         )  # fmt: skip
 
@@ -174,8 +191,8 @@ class Experts(MayDepend):
         """Sorted by expert."""
         (tokens, per_token), (experts, outputs, inner) = ids.shape, packed.last.shape
         inputs, pairs = x.shape[1], ids.numel()
-        order, starts = ids.new_empty(pairs), ids.new_empty(experts)
-        sort_kernel[(experts,)](
+        order, starts = ids.new_empty(pairs), ids.new_empty(experts + 1)
+        sort_kernel[(experts + 1,)](
             ids, order, starts, pairs, min(SORTED, max(16, power_of_2(pairs))), bool(self.dependent), num_warps=8,
             **self.dependent,
         )  # fmt: skip
@@ -184,17 +201,17 @@ class Experts(MayDepend):
         half = tile.outputs // (2 if act.gated else 1)
         between, terms = x.new_empty(pairs, inner), x.new_empty(pairs, outputs)
         first_kernel[(blocks * triton.cdiv(inner, half),)](
-            x, packed.first, packed.first_bias, order, starts, between, x.stride(0), pairs, blocks, act.alpha,
+            x, packed.first, packed.first_bias, order, starts, between, x.stride(0), blocks, act.alpha,
             act.limit, per_token, experts, power_of_2(experts), inputs, inner, act.kind, act.gated, tile.rows, half,
             tile.width, GROUP, bool(self.dependent), num_warps=tile.warps, num_stages=tile.stages, **self.dependent,
         )  # fmt: skip
         last_kernel[(blocks * triton.cdiv(outputs, tile.outputs),)](
-            between, packed.last, packed.last_bias, order, starts, terms, pairs, blocks, experts, power_of_2(experts),
+            between, packed.last, packed.last_bias, order, starts, terms, blocks, experts, power_of_2(experts),
             inner, outputs, tile.rows, tile.outputs, tile.width, GROUP, bool(self.dependent),
             num_warps=tile.warps, num_stages=tile.stages, **self.dependent,
         )  # fmt: skip
         combine_kernel[(tokens, triton.cdiv(outputs, BLOCK))](
-            terms, weights, out, outputs, per_token, BLOCK, bool(self.dependent), **self.dependent
+            terms, weights, ids, out, outputs, experts, per_token, BLOCK, bool(self.dependent), **self.dependent
         )
 
 

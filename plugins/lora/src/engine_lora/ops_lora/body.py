@@ -16,17 +16,18 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Memory(NamedTuple):
-    """A layer's places.
+    """A layer's places, whose memory is taken at once.
 
     Args:
         outputs: of each part, which follow one another.
-        dtype: of the matrices.
-        places: what lies in each place, from 1; None where nothing does.
+        a: [places, parts, max_rank, I]; b: [places, O, max_rank]. Of an adapter the first ranks are its own.
+        ranks: of the parts of what lies in each place, from 1; () where nothing does.
     """
 
     outputs: tuple[int, ...]
-    dtype: torch.dtype
-    places: list[tuple[Pair | None, ...] | None]
+    a: torch.Tensor
+    b: torch.Tensor
+    ranks: list[tuple[int, ...]]
 
 
 class LoRAOpsBody:
@@ -44,18 +45,28 @@ class LoRAOpsBody:
 
         max_rank: of an adapter. dtype: of the layer's inputs and outputs.
         """
-        return Memory(tuple(outputs), dtype, [None] * (places + 1))
+        a = torch.zeros(places, len(outputs), max_rank, inputs, dtype=dtype, device=self._device)
+        b = torch.zeros(places, sum(outputs), max_rank, dtype=dtype, device=self._device)
+        return Memory(tuple(outputs), a, b, [()] * (places + 1))
 
     def lora_pack(self, memory: Memory, parts: Sequence[Pair | None]) -> tuple[Pair | None, ...]:
         """One adapter's matrices of the layer, A [r, I] and B [O, r] of each part (None: it leaves the part as it is),
         on the host, in any dtype -> what `lora_place` takes. May run beside steps, in a thread of its own; nothing of
         what is given is kept."""
-        return tuple(pair and _moved(pair, memory.dtype, copy=True) for pair in parts)
+        dtype = memory.a.dtype
+        return tuple(pair and (pair[0].to(dtype, copy=True), pair[1].to(dtype, copy=True)) for pair in parts)
 
     def lora_place(self, memory: Memory, place: int, packed: tuple[Pair | None, ...] | None) -> None:
         """Put an adapter into a place, from 1, whatever was there; None: nothing is there. In order with the steps that
         are launched before and after."""
-        memory.places[place] = packed and tuple(pair and _moved(pair, self._device) for pair in packed)
+        memory.ranks[place] = () if packed is None else tuple(0 if pair is None else len(pair[0]) for pair in packed)
+        column = 0
+        for part, (pair, size) in enumerate(zip(packed or (), memory.outputs, strict=False)):
+            if pair is not None:
+                a, b = pair
+                memory.a[place - 1, part, : len(a)] = a
+                memory.b[place - 1, column : column + size, : len(a)] = b
+            column += size
 
     def lora_add(
         self, x: torch.Tensor, y: torch.Tensor, memory: Memory, tokens: torch.Tensor, starts: torch.Tensor
@@ -68,19 +79,15 @@ class LoRAOpsBody:
         """
         begin = 0
         for place, end in enumerate(starts.tolist()):
-            packed = memory.places[place] if place else None
-            if packed is not None and begin < end:
+            ranks = memory.ranks[place] if place else ()
+            if ranks and begin < end:
                 mine = tokens[begin:end].long()
                 rows, column = x[mine], 0
-                for pair, size in zip(packed, memory.outputs, strict=True):
-                    if pair is not None:
-                        a, b = pair
-                        y[mine, column : column + size] += F.linear(F.linear(rows, a), b)
+                for part, (rank, size) in enumerate(zip(ranks, memory.outputs, strict=True)):
+                    if rank:
+                        inner = F.linear(rows, memory.a[place - 1, part, :rank])
+                        b = memory.b[place - 1, column : column + size, :rank]
+                        y[mine, column : column + size] += F.linear(inner, b)
                     column += size
             begin = end
         return y
-
-
-def _moved(pair: Pair, *to: object, copy: bool = False) -> Pair:
-    a, b = (matrix.to(*to, copy=copy) for matrix in pair)  # type: ignore[call-overload]
-    return a, b

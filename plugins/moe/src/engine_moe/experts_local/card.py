@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.interfaces.experts import ExpertsCard
+from engine.interfaces.experts import ExpertsCard, ExpertsNeed
 
 
 class LocalExperts(ExpertsCard):
@@ -11,3 +11,8 @@ class LocalExperts(ExpertsCard):
     framework = "torch"
     batch_invariant = True
     body = "engine_moe.experts_local.body:LocalExpertsBody"
+
+    @classmethod
+    def unsupported(cls, need: ExpertsNeed) -> list[str]:
+        whole = "whole experts are to be dealt over ranks (--enable-expert-parallel), and it divides each of them"
+        return [whole] if need.parallel.ep else []

@@ -25,6 +25,10 @@ class PackedExperts(NamedTuple):
     first_bias: torch.Tensor | None
     last_bias: torch.Tensor | None
 
+    def tensors(self, place: int) -> list[torch.Tensor]:
+        """See `engine_kit.routing.TellsTensors`."""
+        return [tensor[place] for tensor in self if tensor is not None]
+
 
 class MoeOpsBody:
     """Without state, on whatever device the inputs lie. `experts` waits for the device: it needs the numbers of tokens
@@ -85,9 +89,9 @@ class MoeOpsBody:
         """out[t] = sum over i of weights[t, i] * expert(ids[t, i])(x[t]), where expert(e)(x) is
         last[e] @ gated_act(first[e] @ x + first_bias[e]) + last_bias[e].
 
-        x [T, H], ids int32 [T, k], weights [T, k] in float32 at least -> [T, H] in x's
-        dtype. What an expert gives may be rounded to x's dtype, after each projection; a token's terms are added in the
-        order of `ids`, in the wider dtype of x and weights, and rounded once.
+        x [T, H], ids int32 [T, k], weights [T, k] in float32 at least -> [T, H] in x's dtype. An id of E is nobody's
+        here, and adds nothing. What an expert gives may be rounded to x's dtype, after each projection; a token's terms
+        are added in the order of `ids`, in the wider dtype of x and weights, and rounded once.
         """
         if not len(x):
             return x.new_empty((0, packed.last.shape[1]))
@@ -97,6 +101,20 @@ class MoeOpsBody:
             return F.linear(self.gated_act(F.linear(rows, packed.first[index], first), act), packed.last[index], last)
 
         return by_expert(x, ids, weights, len(packed.first), expert)
+
+    def place_experts(self, ids: torch.Tensor, table: torch.Tensor, first: int, load: torch.Tensor) -> torch.Tensor:
+        """Which of a rank's experts computes whom, where several ranks have some, and some are at several places.
+
+        ids int32 [T, k], table int32 [E, R], the places of each expert, load int64 [n] -> int32 [T, k]: the place
+        table[ids[t, i], t % R], less `first`; n where that is none of 0 .. n - 1, as `experts` of n experts takes it.
+        load[p] grows by the tokens that place p gets.
+        """
+        turn = torch.arange(len(ids), device=ids.device) % table.shape[1]
+        places = table[ids.long(), turn.unsqueeze(1)] - first
+        here = (places >= 0) & (places < len(load))
+        places = torch.where(here, places, len(load))
+        load += torch.bincount(places.flatten(), minlength=len(load) + 1)[:-1]
+        return places
 
     def gated_act(self, x: torch.Tensor, act: ExpertAct) -> torch.Tensor:
         """x [T, 2 * I], all gates first -> act(gate) * up, [T, I]; x [T, I] -> act(x) where `act` has no gates. In

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.interfaces.ops import OpsCard, OpsNeed
 
 DTYPES = frozenset({"float32", "bfloat16", "float16", "float64"})
-OPERATIONS = frozenset({"router_logits", "route", "pack_experts", "experts", "gated_act", "moe_gate"})
+OPERATIONS = frozenset({"router_logits", "route", "pack_experts", "experts", "place_experts", "gated_act", "moe_gate"})
 """What a model with routed experts names in its card, beside `engine.interfaces.ops.MODEL_OPERATIONS`."""
 _PRODUCTS = ("router_logits", "experts")
 

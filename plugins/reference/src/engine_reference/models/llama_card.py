@@ -43,6 +43,7 @@ class _Family(ModelCard):
     """What the four have in common."""
 
     framework = "torch"
+    takes_embeds = True
     quantized = frozenset({"linear", "head"})
     default_head_dim: ClassVar[int | None] = None
 

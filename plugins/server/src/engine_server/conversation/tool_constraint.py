@@ -16,7 +16,7 @@ from engine_server.conversation.tools import ToolRequest
 from engine_server.errors import invalid
 
 if TYPE_CHECKING:
-    from engine.embedding import ConstraintCheck
+    from engine_kit.request_checks import ConstraintCheck
 
 
 class Plan(NamedTuple):

@@ -18,10 +18,11 @@ from prometheus_client.core import GaugeMetricFamily as _Gauge
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.embedding import AsyncLLM, broken_plugins
+from engine.embedding import broken_plugins
 from engine.plugin import HookRelay
 from engine.plugin.hooks import FailureCounts, Implementation
 from engine.types.outputs import StepStats
+from engine_kit.async_llm import AsyncLLM
 from engine_kit.lifecycle import NOTHING
 from engine_kit.prompt_sources import prompt_sources
 from engine_kit.ranks import sum_failures

@@ -178,7 +178,9 @@ class CompletionBody(SamplingBody):
     """`POST /v1/completions`.
 
     Args:
-        prompt: a text, token ids, or a list of either.
+        prompt: a text, token ids, or a list of either; may be left out where there are `prompt_embeds`.
+        prompt_embeds: embeddings in place of tokens: base64 of a safetensors file with one tensor [n, hidden_size], or
+            several of them; each is a prompt of its own, and the answer has them first.
         max_tokens: OpenAI's default is 16; 0: only the prompt is brought to the device.
         logprobs: how many alternatives for each position.
         echo: put the prompt before the completion.
@@ -186,7 +188,8 @@ class CompletionBody(SamplingBody):
         add_special_tokens: put those around texts that the tokenizer puts there; not for token ids.
     """
 
-    prompt: Inputs
+    prompt: Inputs = Field(default_factory=list)
+    prompt_embeds: str | Strings | None = None
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
@@ -194,15 +197,24 @@ class CompletionBody(SamplingBody):
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
-    def _special_tokens_are_for_texts(self) -> CompletionBody:
+    def _fields_fit_the_prompts(self) -> CompletionBody:
         check_special_tokens(self.add_special_tokens, several(self.prompt))
+        for name in ("add_special_tokens", "truncate_prompt_tokens") if self.prompt_embeds and not self.prompt else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is for texts and token ids; leave it out")
+        if self.prompt_embeds and self.echo:
+            raise ValueError("echo is for texts and token ids, and prompt_embeds are neither; leave one of them out")
         return self
 
     def logprobs_asked(self) -> bool:
         return self.logprobs is not None
 
+    def embeds(self) -> list[str]:
+        """One entry for each of `prompt_embeds`."""
+        return [self.prompt_embeds] if isinstance(self.prompt_embeds, str) else self.prompt_embeds or []
+
     def prompts(self) -> list[Prompt]:
-        """One entry for each prompt, as the engine takes it."""
+        """One entry for each prompt, as the engine takes it, those of `embeds` not among them."""
         return prompts_of(several(self.prompt), self.add_special_tokens, self.truncate_prompt_tokens)
 
 

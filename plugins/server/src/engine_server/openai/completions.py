@@ -10,10 +10,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.embedding import RequestStream
+from engine.embedding import Prompt, RequestStream
+from engine.types.errors import InvalidRequestError
 from engine.types.outputs import CompletionOutput, RequestOutput
+from engine_kit.prompt_embeds import read_text
 from engine_server import stream
-from engine_server.bodies import JSON
+from engine_server.bodies import JSON, LARGE
 from engine_server.errors import APIError
 from engine_server.middleware import engine_id, note, request_id
 from engine_server.openai.answers import Chunks, UsageCount, completion_logprobs, prompt_logprobs
@@ -30,9 +32,13 @@ async def completions(body: CompletionBody, request: Request, state: State) -> R
     if body.echo and body.logprobs is not None:
         raise APIError(400, "logprobs with echo=true is not supported: prompt tokens are not scored", param="echo")
     note(request, body.user, cache_salt=body.cache_salt)
-    prompts = body.prompts()
-    if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise APIError(400, f"prompt holds {len(prompts)} prompts; send 1 to {MAX_PROMPTS}", param="prompt")
+    prompts, texts = body.prompts(), body.embeds()
+    if not texts and "prompt" not in body.model_fields_set:
+        raise APIError(400, "prompt is missing; send it, or prompt_embeds", param="prompt")
+    if not 1 <= (count := len(texts) + len(prompts)) <= MAX_PROMPTS:
+        raise APIError(400, f"prompt holds {count} prompts; send 1 to {MAX_PROMPTS}", param="prompt")
+    if texts:
+        prompts = [*await _embeds(state, texts), *prompts]
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     defaults = state.engine.sampling_defaults
     constraint = body.constraint()
@@ -47,6 +53,19 @@ async def completions(body: CompletionBody, request: Request, state: State) -> R
         return stream.EventStream(_of_several(events, streams), streams, request_id(request))
     outputs = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(_answer(state, body, outputs, params.n, head))
+
+
+async def _embeds(state: ServerState, texts: list[str]) -> list[Prompt]:
+    """The prompts of `prompt_embeds`; large ones are read in a thread. Raises a 400 APIError for what is none."""
+    inputs = state.engine.inputs
+
+    def read() -> list[Prompt]:
+        return [{"prompt_embeds": read_text(text, inputs.model, inputs.max_model_len)} for text in texts]
+
+    try:
+        return read() if sum(map(len, texts)) < LARGE else await asyncio.to_thread(read)
+    except InvalidRequestError as error:
+        raise APIError(400, str(error), param="prompt_embeds", code=error.code) from error
 
 
 def _answer(
@@ -140,4 +159,8 @@ def _choice(body: CompletionBody, index: int, echo: str, completion: CompletionO
 def _echo(state: ServerState, body: CompletionBody, output: RequestOutput) -> str:
     if not body.echo:
         return ""
-    return output.prompt if output.prompt is not None else state.engine.tokenizer.decode(output.prompt_token_ids)
+    if output.prompt is not None:
+        return output.prompt
+    embeds = state.adapters.embeds(body.model)
+    ids = output.prompt_token_ids
+    return state.engine.tokenizer.decode(ids if embeds is None else ids[len(embeds.data) :])

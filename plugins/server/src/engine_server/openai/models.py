@@ -41,14 +41,14 @@ async def model(name: str, state: State) -> Response:
 
 
 def _card(state: ServerState, name: str) -> Model:
-    adapter = state.adapters.get(name)
+    path = state.adapters.path(name)
     return Model(
         id=name,
         object="model",
         created=state.created,
         owned_by="engine",
-        root=state.model_names[0] if adapter is None else adapter.path,
-        parent=None if adapter is None else state.model_names[0],
+        root=state.model_names[0] if path is None else path,
+        parent=None if path is None else state.model_names[0],
         max_model_len=state.engine.max_model_len,
         default_sampling_params=dict(state.engine.sampling_defaults.params),
     )

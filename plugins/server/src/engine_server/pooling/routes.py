@@ -13,9 +13,9 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.embedding import check_task
 from engine.types.outputs import RequestOutput
 from engine.types.pooling import PoolingParams
+from engine_kit.request_checks import check_task
 from engine_kit.scoring import plan_scores
 from engine_server.bodies import JSON, Answer, CachedTokens, Usage, prompts_of, several
 from engine_server.conversation.turn import render, said

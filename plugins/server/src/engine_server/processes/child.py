@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
-from engine.embedding import AsyncLLM, Attached, EngineConfig
+from engine.embedding import Attached, EngineConfig
 from engine.process import wire
 from engine.process.run import run
 from engine.process.wire import Parent
 from engine.types.errors import rebuild_error
 from engine.types.messages import Beat, Shutdown
+from engine_kit.async_llm import AsyncLLM
 from engine_kit.logs import log_as
 from engine_server.adapters import ServedAdapters
 from engine_server.config import ServerConfig

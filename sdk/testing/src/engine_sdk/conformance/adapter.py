@@ -22,13 +22,15 @@ from safetensors.numpy import save_file
 
 from engine.interfaces.adapter import AdapterCard, AdapterCore, AdapterNeed, AdapterWorker
 from engine.interfaces.model import ModelContext
+from engine.interfaces.quantization import LayerShape
 from engine.modeling import Module, load_weights
+from engine.modeling.layers import Embedding, LMHead
 from engine.modeling.linear import Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
 from engine.types.errors import InvalidRequestError, rebuild_error
 from engine.types.params import SamplingParams
 from engine.types.plan import NewSlot, StepPlan
 from engine.types.request import Adapter
-from engine_sdk.conformance.base import Conformance, check_methods, methods_of
+from engine_sdk.conformance.base import Conformance, check_methods, methods_of, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.core_contexts import core_context
 from engine_sdk.conformance.model.operations import NamedOperations, defined_operations
@@ -36,7 +38,7 @@ from engine_sdk.conformance.timing import median_seconds
 
 HALVES = {"core": "AdapterCore", "worker": "AdapterWorker"}
 SIZES = (1, 2)
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD = 8, 12, 4, 2, 4
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCAB = 8, 12, 4, 2, 4, 11
 SHAPES: Mapping[str, tuple[int, int]] = {
     "a.q_proj": (HEADS * HEAD, HIDDEN),
     "a.k_proj": (KV_HEADS * HEAD, HIDDEN),
@@ -48,6 +50,8 @@ SHAPES: Mapping[str, tuple[int, int]] = {
 }
 """Outputs and inputs of the model's layers: q, k and v in one matrix with their rows in another order, gate and up in
 one matrix, two parts that the checkpoint has as one, and one whose inputs are divided over ranks."""
+ENDS: Mapping[str, tuple[int, int]] = {"e": (HIDDEN, VOCAB), "h": (VOCAB, HIDDEN)}
+"""The same of its embedding, whose inputs are ids, and of its head."""
 NEAR = 1e-9
 SECONDS = 10.0
 """The longest that an adapter may take to be loaded."""
@@ -76,11 +80,11 @@ class AdapterConformance(Conformance):
         config = {"peft_type": "LORA", "r": 3, "lora_alpha": 3, "bias": "none", "target_modules": sorted(products)}
         config |= {"rank_pattern": ranks, "alpha_pattern": ranks}
         (path / "adapter_config.json").write_text(json.dumps(config))
-        tensors = {f"{layer}.lora_{key}": x for layer, (b, a) in products.items() for key, x in (("A", a), ("B", b))}
-        save_file(
-            {f"base_model.model.{key}.weight": np.ascontiguousarray(x) for key, x in tensors.items()},
-            path / "adapter_model.safetensors",
-        )
+        tensors: dict[str, np.ndarray] = {}
+        for layer, (b, a) in products.items():
+            ends = ("lora_embedding_A", "lora_embedding_B") if layer == "e" else ("lora_A.weight", "lora_B.weight")
+            tensors |= {f"base_model.model.{layer}.{end}": x for end, x in zip(ends, (a, b), strict=True)}
+        save_file({key: np.ascontiguousarray(x) for key, x in tensors.items()}, path / "adapter_model.safetensors")
 
     @classmethod
     def written(cls, folder: Path, name: str, products: Products) -> Adapter:
@@ -176,6 +180,18 @@ class AdapterConformance(Conformance):
         rows = [(served.entered(self.written(tmp_path, f"padded{i}", products(i))), 1 + i) for i in range(self.room)]
         served.check([*rows, (served.entered(None), 2)], tokens_per_row=4, padding=5)
         served.check(rows, padding=3)
+
+    @each_size
+    def test_both_ends(self, engine: Callable[..., Engine], size: int, tmp_path: Path) -> None:
+        """An embedding by its ids and a head by the rows that draw, with drafts before them too, or by others that are
+        told; neither for whoever calls them outside of a step."""
+        served = engine(size)
+        if not all(rank.ends_are_adapted for rank in served.ranks):
+            not_served("it adapts neither embeddings nor heads")
+        adapters = [self.written(tmp_path, f"ends{i}", products(i, [*ENDS])) for i in range(self.room)]
+        rows = [served.entered(adapter) for adapter in (None, *adapters)]
+        for counts, drafts in (((3, 1, 4), None), ((1, 1, 1), None), ((2, 4, 3), (0, 3, 2))):
+            served.check_ends(list(zip(rows, counts, strict=False)), drafts)
 
     # -- who gets a place ----------------------------------------------------------------------------------------------
     def test_places_change_hands(self, engine: Callable[..., Engine], tmp_path: Path) -> None:
@@ -378,12 +394,35 @@ class Rank:
         )  # fmt: skip
         self.layers = Layers(cast(ModelContext, given))
         self.device = given.device
+        given.adapters = AskedLayers(self.half)
+        model = cast(ModelContext, given)
+        self.embedding = Embedding(model, VOCAB, HIDDEN, "e")
+        self.head = LMHead(model, VOCAB, HIDDEN, "h")
+        self.ends_are_adapted = given.adapters.all
+        load_weights(self.embedding, [("e.weight", torch.from_numpy(ends()["e"]))])
+        load_weights(self.head, [("h.weight", torch.from_numpy(ends()["h"]))])
+
+
+class AskedLayers:
+    """Passes on what layers ask for. `all`: whether each of them got something."""
+
+    def __init__(self, half: AdapterWorker) -> None:
+        self._half = half
+        self.all = True
+
+    def layer(self, shape: LayerShape) -> Any:
+        found = self._half.layer(shape)
+        self.all = self.all and found is not None
+        return found
 
 
 class _Alone:
-    """A group whose ranks are summed by whoever looks at all of them."""
+    """A group whose ranks are summed, or put together, by whoever looks at all of them."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> torch.Tensor:
         return x
 
 
@@ -496,7 +535,11 @@ class Engine:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def step(
-        self, rows: Sequence[tuple[AdaptedRequest, int]], tokens_per_row: int = 0, padding: int = 0
+        self,
+        rows: Sequence[tuple[AdaptedRequest, int]],
+        tokens_per_row: int = 0,
+        padding: int = 0,
+        drafts: Sequence[int] | None = None,
     ) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
         """Of each rank inputs and outputs of a step with these rows, and so many tokens of padding behind them."""
         self._steps += 1
@@ -505,6 +548,7 @@ class Engine:
             step_id=self._steps, slot_of_row=np.array([request.slot for request, _ in rows], np.int32),
             num_computed=np.zeros_like(counts), num_tokens=counts, samples=np.ones(len(rows), bool),
             num_decodes=int(counts.max() == 1) * len(rows), new_slots=[], new_blocks=[],
+            num_drafts=None if drafts is None else np.array(drafts, np.int32),
         )  # fmt: skip
         total = (tokens_per_row * len(rows) or int(counts.sum())) + padding
         x = torch.from_numpy(np.random.default_rng(self._steps).normal(size=(total, INNER)))
@@ -513,6 +557,34 @@ class Engine:
             rank.half.inputs(plan, total, tokens_per_row)
             found.append((x.to(rank.device), rank.layers(x.to(rank.device))))
         return found
+
+    def check_ends(self, rows: Sequence[tuple[AdaptedRequest, int]], drafts: Sequence[int] | None) -> None:
+        """A step's vectors and logits are what each token's adapter gives. drafts: of each row, at its end."""
+        self.step(rows, drafts=drafts)
+        draw = np.random.default_rng(self._steps)
+        total = sum(count for _, count in rows)
+        ids = torch.from_numpy(draw.integers(0, VOCAB, total))
+        hidden = torch.from_numpy(draw.normal(size=(total, HIDDEN)))
+        of_token = [request for request, count in rows for _ in range(count)]
+        ends_of = np.cumsum([count for _, count in rows])
+        ahead = [0] * len(rows) if drafts is None else drafts
+        drawn = [token for end, more in zip(ends_of, ahead, strict=True) for token in range(end - 1 - more, end)]
+        told = [token for token in range(total) if token % 2]
+        for at, tokens in ((None, drawn), (np.array(told), told)):
+            vectors, logits = [], []
+            for rank in self.ranks:
+                with rank.half.at(at):
+                    vectors.append(rank.embedding(ids.to(rank.device)).cpu().numpy())
+                    logits.append(rank.head(hidden[tokens].to(rank.device)).cpu().numpy())
+            wanted = [end_of(request)["e"][:, one] for request, one in zip(of_token, ids.tolist(), strict=True)]
+            assert np.abs(np.sum(vectors, axis=0) - np.stack(wanted)).max() < NEAR, "vectors of another adapter"
+            wanted = [end_of(of_token[token])["h"] @ hidden[token].numpy() for token in tokens]
+            assert np.abs(np.concatenate(logits, axis=1) - np.stack(wanted)).max() < NEAR, "logits of another adapter"
+        for rank in self.ranks if len(self.ranks) == 1 else ():
+            outside, plain = rank.embedding(ids.to(rank.device)).cpu().numpy(), ends()["e"][ids.numpy()]
+            assert np.array_equal(outside, plain), "who calls an embedding outside of a step gets an adapter"
+            outside = rank.head(hidden[drawn].to(rank.device)).cpu().numpy()
+            assert np.abs(outside - hidden[drawn].numpy() @ ends()["h"].T).max() < NEAR, "the same of a head"
 
     def layers(self, x: torch.Tensor) -> list[torch.Tensor]:
         """What the layers of the first rank give where nobody has an adapter."""
@@ -551,7 +623,7 @@ def products(seed: int, layers: Sequence[str] | None = None) -> Products:
     found = {}
     for index, layer in enumerate(SHAPES if layers is None else layers):
         draw = np.random.default_rng((seed, index))
-        outputs, inputs = SHAPES[layer]
+        outputs, inputs = {**SHAPES, **ENDS}[layer]
         rank = 1 + (seed * 3 + index * 5) % 8
         found[layer] = (draw.normal(size=(outputs, rank)), draw.normal(size=(rank, inputs)))
     return found
@@ -561,6 +633,19 @@ def weights() -> dict[str, np.ndarray]:
     """The model's."""
     draw = np.random.default_rng(7)
     return {name: draw.normal(size=shape) for name, shape in SHAPES.items()}
+
+
+def ends() -> dict[str, np.ndarray]:
+    """The same of its ends, [VOCAB, HIDDEN] each."""
+    draw = np.random.default_rng(8)
+    return {name: draw.normal(size=(VOCAB, HIDDEN)) for name in ENDS}
+
+
+def end_of(request: AdaptedRequest) -> dict[str, np.ndarray]:
+    """The ends, with the products of a request's adapter: "e" [HIDDEN, VOCAB] and "h" [VOCAB, HIDDEN]."""
+    own, changes = ends(), {} if request.adapter is None else MADE[request.adapter.identity]
+    plain = {"e": own["e"].T, "h": own["h"]}
+    return {name: matrix + (changes[name][0] @ changes[name][1] if changes else 0.0) for name, matrix in plain.items()}
 
 
 def outputs_of(x: np.ndarray, changes: Products) -> dict[str, np.ndarray]:

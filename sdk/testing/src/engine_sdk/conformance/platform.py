@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from engine.interfaces.context import WorkerContext
+from engine.interfaces.executor import Worker
 from engine.interfaces.ops import OpsCard, OpsNeed
 from engine.interfaces.platform import CaptureKey, Platform, PlatformCard, PlatformFacts, PlatformNeed, Trial
 from engine.plugin import Registry, load_body
 from engine.plugin.choosing import ranked
+from engine.plugin.loading import import_object
 from engine.types.errors import ContractError, KVCacheTooSmallError
-from engine_sdk.conformance.base import Conformance, not_served
+from engine_sdk.conformance.base import Conformance, check_methods, methods_of, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.core_contexts import start_message
 from engine_sdk.conformance.subject import Subject
@@ -59,13 +61,24 @@ class PlatformConformance(Conformance):
 
     @classmethod
     def platform(cls) -> Platform:
-        """The body; made once."""
+        """The body; made once. A platform with a worker of its own has none that the engine asks."""
         facts = cls.facts()
+        if cast("type[PlatformCard]", cls.subject().card).worker is not None:
+            not_served("its worker is its own, and does itself what the engine's worker asks a platform for")
 
         def context() -> WorkerContext:
             return WorkerContext(start=start_message(facts.device), options=cls.subject().options)
 
         return cls.built(context, "platform")  # type: ignore[no-any-return]
+
+    def test_body_has_the_interface(self) -> None:
+        """Each method is there and takes the interface's arguments, by place and by name. Of a card that names a worker
+        they are the worker's: `engine.interfaces.executor.Worker`."""
+        worker = cast("type[PlatformCard]", self.subject().card).worker
+        if worker is None:
+            super().test_body_has_the_interface()
+        else:
+            check_methods(import_object(worker), Worker, methods_of(Worker))
 
     # -- facts -------------------------------------------------------------------------------------------------------
     def test_facts(self) -> None:

@@ -137,6 +137,7 @@ class ModelSuite(Conformance):
         absent = {"logits"} if not model.generates else set()
         absent |= {"classify"} if not model.pooler.num_labels else set()
         absent |= {"encode"} if model.encoder is None else set()
+        absent |= {"embed_vectors"} if not cls.described().takes_embeds else set()
         absent |= {"state_sizes"} if "stages" in cls.described().unsupported_features() else set()
         return [name for name in super().methods() if name not in absent]
 

@@ -97,6 +97,13 @@ class Oracle:
         answer: torch.Tensor = found.logits if hasattr(found, "logits") else found.last_hidden_state[0]
         return (answer[0] if answer.dim() == 3 else answer).double()
 
+    @torch.no_grad()
+    def of_vectors(self, vectors: torch.Tensor) -> torch.Tensor:
+        """As a call, of a prompt that is these vectors [T, H] in place of the embeddings of tokens."""
+        found = self._model(inputs_embeds=vectors[None].to(self.dtype), use_cache=False)
+        answer: torch.Tensor = found.logits[0]
+        return answer.double()
+
     def _decoded(self, ids: Sequence[int], data: np.ndarray | None) -> torch.Tensor:
         config = self._model.config
         sound = self._model.main_input_name == "input_features"

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from engine.types.parallel import Parallel, Place, places
+
 T = TypeVar("T")
 SECONDS = 60.0
 """The longest that a rank waits for the others."""
@@ -34,6 +36,8 @@ class _Meeting:
 
 class ThreadGroup:
     """One rank's hold on the others. Implements `engine.interfaces.communicator.Group`; sums have one order."""
+
+    tokens: Sequence[int] | None = None
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self._rank = rank
@@ -85,27 +89,44 @@ class ThreadGroup:
     def barrier(self) -> None:
         self._meeting.swap(self._rank, ("barrier",), None)
 
-    def abort(self) -> None:
-        """This rank has failed: nobody waits for it any longer."""
-        self._meeting.barrier.abort()
-
 
 def on_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     """What `work` gives on each rank. Raises the first error that is not of a rank left alone."""
     meeting = _Meeting(size)
-    found: list[Any] = [None] * size
+    return _run([ThreadGroup(rank, meeting) for rank in range(size)], work, [meeting])
+
+
+def on_places(parallel: Parallel, work: Callable[[int, Place, dict[str, ThreadGroup]], T]) -> list[T]:
+    """The same of all workers of all engine cores that share experts: work(core, place, groups), by core, then by rank.
+    A model of one layer for each stage."""
+    meetings: dict[tuple[int, ...], _Meeting] = {}
+    found: list[tuple[int, Place, dict[str, ThreadGroup]]] = []
+    for core in range(parallel.dp):
+        for place in places(parallel, parallel.pp, core):
+            groups = {}
+            for name, group in place.groups.items():
+                local = core * parallel.world if name in ("tp", "cp", "pp") else 0
+                members = tuple(local + member for member in group.members)
+                meeting = meetings.setdefault(members, _Meeting(group.size))
+                groups[name] = ThreadGroup(group.rank, meeting)
+            found.append((core, place, groups))
+    return _run(found, lambda one: work(*one), list(meetings.values()))
+
+
+def _run(ranks: Sequence[Any], work: Callable[[Any], T], meetings: Sequence[_Meeting]) -> list[T]:
+    found: list[Any] = [None] * len(ranks)
     errors: list[BaseException] = []
 
-    def run(rank: int) -> None:
+    def run(index: int) -> None:
         torch.set_num_threads(1)
-        group = ThreadGroup(rank, meeting)
         try:
-            found[rank] = work(group)
+            found[index] = work(ranks[index])
         except BaseException as error:
             errors.append(error)
-            group.abort()
+            for meeting in meetings:
+                meeting.barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(ranks))]
     for thread in threads:
         thread.start()
     for thread in threads:

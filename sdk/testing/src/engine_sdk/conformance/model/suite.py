@@ -54,6 +54,22 @@ class ModelConformance(WalkedSuite):
         found = session.heads(hidden[places] if "wanted" in state else hidden)
         self.near(found.double().cpu(), self.alone(ids)[places])
 
+    def test_vectors_in_place_of_tokens(self) -> None:
+        """What a prompt brings in place of embeddings is read as transformers reads `inputs_embeds`."""
+        model = self.description()
+        if not (self.described().takes_embeds and model.generates):
+            not_served("its card says that it takes no embeddings, or it does not generate")
+        vectors = torch.randn(9, model.hidden_size, generator=torch.Generator().manual_seed(3)).double()
+        session = self.session()
+
+        def giving(layers: Iterable[Any], state: State) -> Iterator[Any]:
+            places = state["positions"]
+            state["hidden"] = session.model.embed_vectors(vectors.to(places.device), places)
+            yield from layers
+
+        found = session.heads(session.forward(session.state([Part(Request(), [0] * 9)]), giving))
+        self.near_to(self.reference().of_vectors(vectors), found.double().cpu())
+
     # -- one request -------------------------------------------------------------------------------------------------
     def test_chunked_prefill(self) -> None:
         """A prompt in pieces gives what it gives at once, wherever it is cut."""

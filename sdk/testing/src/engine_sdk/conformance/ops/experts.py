@@ -126,6 +126,40 @@ class ExpertOperations(OpsSubject):
         self.check(experts(x, pack(*given), ids, weights, form), expected, dtype, scale, 4.0)
 
     @pytest.mark.parametrize("dtype", DTYPES)
+    def test_experts_of_nobody(self, dtype: str) -> None:
+        """An id of as many experts as there are adds nothing: one of a token's, all of them, and all tokens'."""
+        experts, pack = self.operation("experts", dtype), self.operation("pack_experts", dtype)
+        given = self._experts(dtype, ExpertAct(), 24, 40, True, count=EXPERTS - 3)
+        wide, packed = [plain(tensor) for tensor in given], pack(*(tensor.clone() for tensor in given))
+        for rows, per_token in ((1, 3), (2, 4), (40, 2)):
+            x, (ids, weights) = self.tensor(rows, 40, dtype=dtype), self._chosen(rows, per_token, dtype)
+            for chosen in (ids.clamp(max=EXPERTS - 3), torch.full_like(ids, EXPERTS - 3)):
+                chosen[rows // 2] = EXPERTS - 3
+                mine = [[one for one in row if one < EXPERTS - 3] for row in chosen.tolist()]
+                by = [[w for w, one in zip(*each, strict=True) if one < EXPERTS - 3]
+                      for each in zip(plain(weights).tolist(), chosen.tolist(), strict=True)]  # fmt: skip
+                expected, scale = experts_of(plain(x), wide, mine, by, ExpertAct())
+                self.check(experts(x, packed, chosen, weights, ExpertAct()), expected, dtype, scale, 4.0)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_places_of_experts(self, dtype: str) -> None:
+        """A rank's own, the others nobody's; replicas take turns from token to token, and loads add up."""
+        place = self.operation("place_experts", dtype)
+        table = [[0, 5, 0], [1, 1, 1], [2, 6, 9], [3, 3, 3], [7, 4, 7], *([8, 8, 8] for _ in range(EXPERTS - 5))]
+        first, load, counted = 3, torch.zeros(4, dtype=torch.int64, device=self.device), [0] * 4
+        for rows in (0, 1, 50):
+            ids = self._chosen(rows, 4, dtype)[0]
+            found = place(ids, torch.tensor(table, dtype=torch.int32, device=self.device), first, load)
+            assert found.dtype == torch.int32 and found.shape == ids.shape, f"{found.dtype} {list(found.shape)}"
+            for row, (chosen, places) in enumerate(zip(ids.tolist(), found.tolist(), strict=True)):
+                for one, got in zip(chosen, places, strict=True):
+                    wanted = table[one][row % 3] - first
+                    assert got == (wanted if 0 <= wanted < 4 else 4), f"expert {one} of token {row} is at {got}"
+                    if 0 <= wanted < 4:
+                        counted[wanted] += 1
+            assert load.tolist() == counted, "the tokens that places get are miscounted"
+
+    @pytest.mark.parametrize("dtype", DTYPES)
     def test_gate(self, dtype: str) -> None:
         """One gate for each token."""
         x, gate = self.tensor(5, 33, dtype=dtype), self.tensor(5, 1, dtype=dtype, seed=1)
@@ -220,7 +254,7 @@ def act_of(x: np.ndarray, act: ExpertAct) -> np.ndarray:
 
 
 def experts_of(
-    x: np.ndarray, given: list[Any], ids: list[list[int]], weights: np.ndarray, act: ExpertAct
+    x: np.ndarray, given: list[Any], ids: list[list[int]], weights: Any, act: ExpertAct
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a layer gives [T, H], and the size of its terms."""
     first, last, first_bias, last_bias = given
@@ -229,6 +263,6 @@ def experts_of(
         for place, one in enumerate(chosen):
             inner = act_of(first[one] @ x[token] + (0 if first_bias is None else first_bias[one]), act)
             term = last[one] @ inner + (0 if last_bias is None else last_bias[one])
-            out[token] += weights[token, place] * term
-            scale[token] += abs(weights[token, place]) * (np.abs(last[one]) @ np.abs(inner) + 1)
+            out[token] += weights[token][place] * term
+            scale[token] += abs(weights[token][place]) * (np.abs(last[one]) @ np.abs(inner) + 1)
     return out, scale

@@ -1,5 +1,5 @@
 """Whether the drivers at work can do what a request asks of them, checked before it is sent: grammars, and logits
-processors; and whether its model pools so."""
+processors; and whether its model pools so (entry-point group `engine_parts`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
 from engine.plugin.hints import did_you_mean, how_to_install
-from engine.plugin.loading import brought
 from engine.types.checks import invalid
 from engine.types.errors import InvalidRequestError, shown
 from engine.types.model import ModelDescription
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
+from engine_kit.bad_words import bad_word_ids
 
 if TYPE_CHECKING:
     from engine.interfaces.grammar import GrammarCard
@@ -108,8 +108,7 @@ class ProcessorArguments:
                     did_you_mean(key, self._keys) or "start the engine with --logits-processors and the one that does",
                 )
         if params.bad_words:
-            ids_of = brought("bad_words", "forbid bad_words")
-            ids = params.bad_words_token_ids + ids_of(params.bad_words, self._tokenizer)
+            ids = params.bad_words_token_ids + bad_word_ids(params.bad_words, self._tokenizer)
             params = msgspec.structs.replace(params, bad_words=[], bad_words_token_ids=ids)
             params.verify_bad_words()
         for card in self._cards:

@@ -1,4 +1,5 @@
-"""`AsyncLLM`: the engine for asyncio programs, its cores in processes of their own. The server stands on it."""
+"""`AsyncLLM`: the engine for asyncio programs, its cores in processes of their own (entry-point group `engine_parts`).
+The server stands on it."""
 
 from __future__ import annotations
 
@@ -13,14 +14,20 @@ from typing import Any
 
 import msgspec
 
-from engine.config.settings import EngineConfig
-from engine.frontend.assemble import Attached, assemble_frontend, start_cores
-from engine.frontend.input_processor import Prompt
-from engine.frontend.launch import check_attached, launch
-from engine.frontend.request_state import OutputKind, RequestState, RequestStream
-from engine.frontend.statistics import RequestObserver
+from engine.embedding import (
+    Attached,
+    EngineConfig,
+    OutputKind,
+    Prompt,
+    RequestObserver,
+    RequestState,
+    RequestStream,
+    assemble_frontend,
+    check_attached,
+    launch,
+    start_cores,
+)
 from engine.interfaces.client import CoreState
-from engine.plugin.loading import brought
 from engine.plugin.points import REASONING_PARSER, TOOL_PARSER
 from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
@@ -28,6 +35,9 @@ from engine.types.outputs import CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
 from engine.types.start import WorkerReady
+from engine_kit.lifecycle import LifecycleHooks
+from engine_kit.long_prompts import LongPrompts
+from engine_kit.pooled_outputs import PoolingRequestOutput, poolings
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +68,6 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig, attached: Attached | None = None) -> None:
         self.config = config
         self.plan = plan = launch(config) if attached is None else check_attached(launch(config), attached.start)
-        long, lifecycle = (brought(part, "start an engine") for part in ("long_prompts", "lifecycle"))
         self._client = start_cores(plan, attached)
         try:
             front = assemble_frontend(plan)
@@ -79,13 +88,13 @@ class AsyncLLM:
         self.model_names = plan.model_names
         self.max_model_len = plan.max_model_len
         self.sampling_defaults = plan.model.sampling
-        self.long: Any = long()
+        self.long = LongPrompts()
         self._calls: set[Future[Any]] = set()
         self._death: EngineError | None = None
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
         tells_stats = attached is None or attached.first
-        self._lifecycle = lifecycle(self.hooks, self, tells_stats=tells_stats)
+        self._lifecycle = LifecycleHooks(self.hooks, self, tells_stats=tells_stats)
         self._stats_hook: asyncio.Task[None] | None = None
 
     def observe(self, observer: RequestObserver) -> None:
@@ -217,7 +226,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> PoolingRequestOutput:
         """Pool one prompt: its embedding, its tokens' embeddings, or its labels, as `params` (or the model) say.
 
         It gives what `LLM.encode` does. Cancelling aborts the request. Raises as `submit`, and the error that ended it.
@@ -225,7 +234,7 @@ class AsyncLLM:
         params = PoolingParams() if params is None else params
         stream = await self.submit(prompt, params, request_id, OutputKind.FINAL, priority, timeout)
         try:
-            return brought("poolings", "pool with AsyncLLM.encode")([await stream.final()])[0]
+            return poolings([await stream.final()])[0]
         finally:
             stream.close()
 

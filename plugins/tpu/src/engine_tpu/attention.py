@@ -1,0 +1,172 @@
+"""Ragged paged attention: one layer's, over rows of any number of queries. The plain XLA form, and writing the cache.
+
+A layer's pool is [pages, 2 * Hkv, page size, D]: of each page first the heads of keys, then those of values, so that a
+head's tokens lie together, in whole tiles of a TPU. Queries come in *blocks*: each holds up to Q successive tokens of
+one row, so decodes (Q = 1), chunks of prompts and mixtures of them are one form.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_KEYS_AT_ONCE = 1 << 22
+"""Elements of keys, of all blocks, that one turn of the loop gathers at most."""
+_MOST_KEYS, _LEAST_KEYS = 512, 64
+"""Tokens of one turn."""
+
+
+class Blocks(NamedTuple):
+    """The queries of a step: B blocks of up to Q tokens of one row each.
+
+    Args:
+        row: int32 [B]; of the block table.
+        first: int32 [B]; its first token among the step's.
+        count: int32 [B]; its tokens, 0 for padding.
+        position: int32 [B]; the first token's place among its row's keys.
+        place: int32 [T]; where each token of the step stands among the B * Q.
+        size: Q.
+    """
+
+    row: jax.Array
+    first: jax.Array
+    count: jax.Array
+    position: jax.Array
+    place: jax.Array
+    size: int
+
+
+class Form(NamedTuple):
+    """What attention of one layer is.
+
+    Args:
+        scale: of scores.
+        window: tokens that a query sees, itself included; None: all before it.
+        soft_cap: scores are squashed to +-soft_cap by tanh; None: not.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+def gather_queries(q: jax.Array, blocks: Blocks) -> jax.Array:
+    """q [T, Hq, D] -> [B, Q, Hq, D]; what stands past a block's count may be any token's."""
+    if blocks.size == 1:
+        return q[:, None]
+    index = blocks.first[:, None] + jnp.arange(blocks.size, dtype=jnp.int32)
+    return q[jnp.minimum(index, len(q) - 1)]
+
+
+def scatter_outputs(out: jax.Array, blocks: Blocks) -> jax.Array:
+    """[B, Q, Hq, D] -> [T, Hq * D]."""
+    flat = out.reshape(out.shape[0] * out.shape[1], -1)
+    return flat if blocks.size == 1 else flat[blocks.place]
+
+
+def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form: Form) -> jax.Array:
+    """Attention over the cache, which holds the step's own tokens already.
+
+    Online softmax (Milakov, Gimelshein 2018) over pieces of the rows' keys; how many pieces there are is read on the
+    device, so that short rows cost little and no bucket is needed for lengths.
+
+    Args:
+        q: [T, Hq, D], rotated. pool: [pages, 2 * Hkv, page size, D], of q's dtype or a smaller one.
+        table: int32 [R, W].
+
+    Returns [T, Hq * D] in q's dtype; scores and sums are float32, or float64 of float64.
+    """
+    heads, size = pool.shape[1] // 2, pool.shape[2]
+    grouped = gather_queries(q, blocks)
+    wide = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+    count, per_block, all_heads, dim = grouped.shape
+    grouped = grouped.reshape(count, per_block, heads, all_heads // heads, dim)
+    pages = _pages_at_once(count, heads, size, dim, table.shape[1])
+    keys = pages * size
+    of_block = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))[blocks.row]
+    query = blocks.position[:, None] + jnp.arange(per_block, dtype=jnp.int32)  # [B, Q]: positions
+    last = jnp.where(blocks.count > 0, blocks.position + blocks.count, 0)
+    start = jnp.int32(0)
+    if form.window is not None:
+        seen = jnp.where(blocks.count > 0, blocks.position - form.window + 1, jnp.iinfo(jnp.int32).max)
+        start = jnp.maximum(seen.min(), 0) // keys
+    stop = (last.max() + keys - 1) // keys
+
+    def piece(turn: jax.Array, carried: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        most, total, out = carried
+        ids = lax.dynamic_slice_in_dim(of_block, turn * pages, pages, axis=1)
+        cache = pool[ids].astype(q.dtype)  # [B, pages, 2 * Hkv, size, D]
+        k, v = cache[:, :, :heads], cache[:, :, heads:]
+        scores = jnp.einsum("bqhgd,bphsd->bqhgps", grouped, k, preferred_element_type=wide)
+        scores = scores.reshape(*scores.shape[:4], keys) * jnp.asarray(form.scale, wide)
+        if form.soft_cap is not None:
+            scores = jnp.tanh(scores / form.soft_cap) * form.soft_cap
+        key = turn * keys + jnp.arange(keys, dtype=jnp.int32)
+        seen = key <= query[:, :, None]
+        if form.window is not None:
+            seen &= key > query[:, :, None] - form.window
+        visible = seen[:, :, None, None]
+        scores = jnp.where(visible, scores, -jnp.inf)
+        highest = jnp.maximum(most, scores.max(-1))
+        safe = jnp.where(jnp.isneginf(highest), 0, highest)
+        weights = jnp.exp(scores - safe[..., None])
+        fade = jnp.exp(most - safe)
+        # What lies behind a row's keys may be anybody's, and no number: 0 times that is none either.
+        there = key < last[:, None]
+        v = jnp.where(there.reshape(count, pages, 1, size, 1), v, 0)
+        weighted = weights.reshape(*weights.shape[:4], pages, size).astype(q.dtype)
+        more = jnp.einsum("bqhgps,bphsd->bqhgd", weighted, v, preferred_element_type=wide)
+        return highest, total * fade + weights.sum(-1), out * fade[..., None] + more
+
+    shape = grouped.shape[:4]
+    none = jnp.full(shape, -jnp.inf, wide), jnp.zeros(shape, wide), jnp.zeros(grouped.shape, wide)
+    _, total, out = lax.fori_loop(start, stop, piece, none)
+    out = out / jnp.where(total == 0, 1, total)[..., None]
+    return scatter_outputs(out.reshape(count, per_block, all_heads, dim).astype(q.dtype), blocks)
+
+
+def _pages_at_once(blocks: int, heads: int, size: int, dim: int, width: int) -> int:
+    keys = _KEYS_AT_ONCE // (blocks * heads * dim)
+    keys = max(_LEAST_KEYS, min(_MOST_KEYS, keys))
+    return max(1, min(keys // size, width))
+
+
+class Writes(NamedTuple):
+    """Where a step's tokens go: F pieces of pages. Pages of no piece are page 0's, whose content nobody reads.
+
+    Args:
+        page: int32 [F].
+        token: int32 [F]; the step's token that would lie at the page's begin: may be negative, or past the last.
+        low, high: int32 [F]; the places low .. high - 1 are written.
+    """
+
+    page: jax.Array
+    token: jax.Array
+    low: jax.Array
+    high: jax.Array
+
+
+def write_pages(pool: jax.Array, new: jax.Array, writes: Writes) -> jax.Array:
+    """Write new [T, 2 * Hkv, D] (keys' heads, then values') page by page: a page is read, merged and put back whole."""
+    size = pool.shape[2]
+    place = jnp.arange(size, dtype=jnp.int32)
+    tokens = jnp.clip(writes.token[:, None] + place, 0, len(new) - 1)
+    merged = jnp.swapaxes(new[tokens], 1, 2)  # [F, 2 * Hkv, size, D]
+    mine = (writes.low[:, None] <= place) & (place < writes.high[:, None])
+    return pool.at[writes.page].set(jnp.where(mine[:, None, :, None], merged, pool[writes.page]))
+
+
+def write_tokens(pool: jax.Array, new: jax.Array, page: jax.Array, place: jax.Array) -> jax.Array:
+    """Write one token of each row: new [T, 2 * Hkv, D], page and place in it int32 [T]."""
+    return pool.at[page, :, place].set(new)
+
+
+def as_stored(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """In the cache's dtype. An 8-bit float has no infinity: what is larger than its largest number becomes that."""
+    if x.dtype == dtype:
+        return x
+    most = float(jnp.finfo(dtype).max)
+    return jnp.clip(x, -most, most).astype(dtype)

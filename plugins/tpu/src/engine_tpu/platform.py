@@ -1,0 +1,89 @@
+"""The card of platform `tpu`: what can be known of the device without JAX."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
+from engine_kit.host_processor import best_dtypes, cores, processor
+
+DTYPES = ("bfloat16", "float32", "float64")
+"""What the worker computes in. float64 is for tests: a TPU emulates it."""
+_DEVICES = ("accel0", "vfio/0", "vfio/devices/vfio0")
+"""Files under /dev, one of which a machine with TPUs has."""
+OWN_POINTS = frozenset({"attention", "experts", "logits_processor", "ops", "quantization"})
+
+
+class TpuOptions(BaseModel):
+    """Options of `tpu`.
+
+    Attributes:
+        device: "tpu"; "cpu" is XLA's processor device, of any machine; "auto" is the TPU, and no start without one.
+        rows: how many rows decode steps are padded up to, ascending, e.g. "1,8,64"; "": powers of two.
+        tokens: the same of tokens, for steps with prompts or drafts.
+        warm_up: compile every bucket before the first request; else each when it is first met.
+        cache_dir: where compiled steps are kept for the next start; "": nowhere.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: Literal["auto", "tpu", "cpu"] = "auto"
+    rows: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
+    tokens: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
+    warm_up: bool = True
+    cache_dir: str = "~/.cache/engine-tpu"
+
+    @field_validator("rows", "tokens")
+    @classmethod
+    def _ascending(cls, value: str) -> str:
+        sizes = sizes_of(value)
+        if sizes != sorted(set(sizes)) or 0 in sizes:
+            raise ValueError(f"{value!r} is not a list of ascending numbers from 1 on")
+        return value
+
+
+def sizes_of(value: str) -> list[int]:
+    """The numbers of a list such as "1,8,64"; none of ""."""
+    return [int(size) for size in value.split(",") if size]
+
+
+class TpuPlatform(PlatformCard):
+    """TPUs, or the processor, by JAX. Named, never found by `auto`: nobody has seen it on a TPU yet."""
+
+    by_name = True
+    framework = "jax"
+    worker = "engine_tpu.worker:JaxWorker"
+    body = worker
+    own_points = OWN_POINTS
+    Options = TpuOptions
+
+    @classmethod
+    def unsupported(cls, need: PlatformNeed) -> list[str]:
+        reasons = []
+        if find_spec("jax") is None:
+            reasons.append("JAX is not installed: pip install jax, or on a machine with TPUs pip install 'jax[tpu]'")
+        if need.dtype != "auto" and need.dtype not in DTYPES:
+            reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
+        return reasons
+
+    @classmethod
+    def describe(cls) -> PlatformFacts:
+        if any((Path("/dev") / name).exists() for name in _DEVICES):
+            return PlatformFacts(device="xla", name="TPU", dtypes=DTYPES, framework="jax")
+        name, features = processor()
+        dtypes = tuple(dtype for dtype in best_dtypes(features) if dtype in DTYPES)
+        return PlatformFacts(device="xla", name=f"XLA on {name}, {cores()} cores", dtypes=dtypes, framework="jax")
+
+    @classmethod
+    def remarks(cls, need: PlatformNeed) -> list[str]:
+        """What has been seen of it."""
+        return ["it has run on XLA's processor device alone: no TPU has been seen"]
+
+    @classmethod
+    def tokens_per_page(cls, kind: str, block_size: int) -> int:
+        """Whole tiles: a TPU's are 16 tokens of bfloat16."""
+        return -(-16 // block_size) * block_size

@@ -1,0 +1,380 @@
+"""The compiled functions of a worker: each bucket's step, and what changes the device's tables.
+
+Everything that lives from step to step (pools, block tables, the table of tokens) is given to the functions and comes
+back: their memory is donated, so it stays where it is. Functions are compiled ahead of time, one for each bucket; a
+bucket that was not is compiled when it is met, counted, and told.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from engine.types.kv import KVLayout
+from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, write_pages, write_tokens
+from engine_tpu.buckets import SAMPLED, Bucket, Packing, drawing_views
+from engine_tpu.models.decoder import Decoder, Params, specs
+from engine_tpu.sampling import Asked, Logprobs, Masks, SampledRows, draw, logprobs
+from engine_tpu.weights import AXIS, Shards
+
+logger = logging.getLogger(__name__)
+
+ENTERED = 1024
+"""Ids of one turn of `enter`, at most."""
+PLACED = 1024
+"""New pages of one turn of `place`."""
+COPIED = 64
+"""Pages of one turn of `copy`."""
+SCORED = 128
+"""Prompt tokens whose logits are in memory at once."""
+_HEADER = 4
+
+
+class Site(NamedTuple):
+    """Where a layer's keys and values lie, and how it attends: its pool, its block table, its form."""
+
+    pool: int
+    table: int
+    form: Form
+
+
+@dataclass
+class Memory:
+    """What lives on the device from step to step.
+
+    Attributes:
+        pools: of each layer of a table [pages, 2 * Hkv, page size, D]; the tables share them, page by page.
+        blocks: int32 [tables, slots + 1, W]; the block tables.
+        tokens: int32 [slots + 1, L + 1]; each slot's tokens.
+    """
+
+    pools: tuple[jax.Array, ...]
+    blocks: jax.Array
+    tokens: jax.Array
+
+
+class Forwarded(NamedTuple):
+    """What the model left of a step: hidden states [T, H], logits [N, V] of the positions that draw, and of the numbers
+    that were sent those that the drawing reads."""
+
+    hidden: jax.Array
+    logits: jax.Array
+    drawing: jax.Array
+
+
+class Compiled:
+    """Functions that were compiled, by key.
+
+    Attributes:
+        met: how many had to be compiled in service.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[Hashable, Callable[..., Any]] = {}
+        self._serving = False
+        self.met = 0
+
+    def serve(self) -> None:
+        """From now on a compilation makes requests wait."""
+        self._serving = True
+
+    def forget(self) -> None:
+        """All of them: the pool has another size from now on."""
+        self._functions.clear()
+
+    def __call__(self, key: Hashable, make: Callable[[], Any], *arguments: Any) -> Any:
+        """The function's result. make: jax.jit's answer, to be compiled for these arguments; once for each key."""
+        function = self._functions.get(key)
+        if function is None:
+            function = self.compile(key, make, *arguments)
+        return function(*arguments)
+
+    def compile(self, key: Hashable, make: Callable[[], Any], *arguments: Any) -> Callable[..., Any]:
+        """Compile it, if it is not."""
+        if key in self._functions:
+            return self._functions[key]
+        began = time.monotonic()
+        found: Callable[..., Any] = make().lower(*arguments).compile()
+        self._functions[key] = found
+        if self._serving:
+            self.met += 1
+            seconds = time.monotonic() - began
+            logger.warning("%s was not compiled at the start: requests waited %.1f s for it", key, seconds)
+        return found
+
+
+class Steps:
+    """A model's steps on a mesh.
+
+    Args:
+        model: what computes; params: its arrays.
+        layout: of the cache; sites: of each layer, see `sites_of`.
+        slots, max_model_len: how many requests run at once, and how long they are.
+        cache_dtype: of keys and values.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        params: Params,
+        shards: Shards,
+        layout: KVLayout,
+        sites: Sequence[Site],
+        slots: int,
+        max_model_len: int,
+        cache_dtype: np.dtype,
+    ) -> None:
+        self._model = model
+        self._params = params
+        self._shards = shards
+        self._sites = tuple(sites)
+        self._slots = slots
+        self._length = max_model_len
+        self._cache_dtype = cache_dtype
+        self._num_tables = len(layout.tables)
+        self.page_size = layout.tables[0].tokens_per_block
+        self._head_size = layout.groups[0].head_size
+        self._packings: dict[Bucket, Packing] = {}
+        self.compiled = Compiled()
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    @property
+    def page_bytes(self) -> int:
+        """Of one page, all layers' and all devices'."""
+        heads = 2 * self._model.kv_heads * self._shards.size
+        layer = heads * self.page_size * self._head_size * self._cache_dtype.itemsize
+        return layer * (1 + max(site.pool for site in self._sites))
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """Of the mesh."""
+        return list(self._shards.mesh.devices.flat)
+
+    def memory(self, num_pages: int) -> Memory:
+        """Pools of so many pages, and empty tables."""
+        pools = 1 + max(site.pool for site in self._sites)
+        shape = (num_pages, 2 * self._model.kv_heads * self._shards.size, self.page_size, self._head_size)
+        width = -(-self._length // self.page_size)
+
+        def make() -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
+            return (
+                tuple(jnp.zeros(shape, self._cache_dtype) for _ in range(pools)),
+                jnp.zeros((self._num_tables, self._slots + 1, width), jnp.int32),
+                jnp.zeros((self._slots + 1, self._length + 1), jnp.int32),
+            )
+
+        whole = self._sharding()
+        shardings = (self._sharding(self._pool_spec),) * pools, whole, whole
+        return Memory(*jax.jit(make, out_shardings=shardings)())
+
+    @property
+    def _pool_spec(self) -> PartitionSpec:
+        return PartitionSpec(None, AXIS) if self._shards.size > 1 else PartitionSpec()
+
+    def _sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
+        return NamedSharding(self._shards.mesh, PartitionSpec() if spec is None else spec)
+
+    def send(self, array: np.ndarray) -> jax.Array:
+        """Start a copy to every device. The array is JAX's from then on: nobody may change it."""
+        return jax.device_put(array, self._sharding())
+
+    # -- the step ----------------------------------------------------------------------------------------------------
+    def packing(self, bucket: Bucket) -> Packing:
+        """How a bucket's numbers travel."""
+        if bucket not in self._packings:
+            self._packings[bucket] = Packing(bucket, self._num_tables, self.page_size, self._slots)
+        return self._packings[bucket]
+
+    def forward(self, memory: Memory, bucket: Bucket, packed: jax.Array) -> Forwarded:
+        """Compute the tokens of a step."""
+        arguments = self._params, memory.pools, memory.blocks, memory.tokens, packed
+        make = partial(self._jit_forward, bucket)
+        memory.pools, memory.blocks, *found = self.compiled(bucket, make, *arguments)
+        return Forwarded(*found)
+
+    def _jit_forward(self, bucket: Bucket) -> Any:
+        function = partial(self._forward, bucket)
+        if self._shards.size > 1:
+            whole, pools = PartitionSpec(), (self._pool_spec,) * (1 + max(site.pool for site in self._sites))
+            function = jax.shard_map(
+                function,
+                mesh=self._shards.mesh,
+                in_specs=(specs(self._params), pools, whole, whole, whole),
+                out_specs=(pools, whole, whole, whole, whole),
+                check_vma=False,
+            )
+        return jax.jit(function, donate_argnums=(1, 2))
+
+    def _forward(
+        self,
+        bucket: Bucket,
+        params: Params,
+        pools: tuple[jax.Array, ...],
+        blocks: jax.Array,
+        tokens: jax.Array,
+        packed: jax.Array,
+    ) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array]:
+        packing = self.packing(bucket)
+        part = packing.views(packed)
+        blocks = blocks.at[part["new_table"], part["new_slot"], part["new_index"]].set(part["new_page"])
+        tables = blocks[:, part["slot"]]  # [tables, R, W]
+        arange = jnp.arange(bucket.rows, dtype=jnp.int32)
+        if bucket.decodes:
+            slot, position = part["slot"], part["position"]
+            queries = Blocks(arange, arange, jnp.ones_like(arange), position, arange, 1)
+        else:
+            slot, position = part["token_slot"], part["token_position"]
+            row, first, count, begin = (part[f"block_{name}"] for name in ("row", "first", "count", "position"))
+            queries = Blocks(row, first, count, begin, part["token_place"], bucket.queries)
+        written = list(pools)
+
+        def attention(layer: int, q: jax.Array, kv: jax.Array) -> jax.Array:
+            site = self._sites[layer]
+            pool, kv = written[site.pool], as_stored(kv, self._cache_dtype)
+            if bucket.decodes:
+                page = tables[site.table, arange, position // self.page_size]
+                pool = write_tokens(pool, kv, page, position % self.page_size)
+            else:
+                page = tables[site.table, part["piece_row"], part["piece_index"]]
+                page = jnp.where(part["piece_high"] > part["piece_low"], page, 0)
+                pieces = Writes(page, part["piece_token"], part["piece_low"], part["piece_high"])
+                pool = write_pages(pool, kv, pieces)
+            written[site.pool] = pool
+            return attend(q, pool, tables[site.table], queries, site.form)
+
+        hidden = self._model.hidden(params, tokens[slot, position], position, attention)
+        logits = self._model.logits(params, hidden if bucket.decodes else hidden[part["select"]])
+        return tuple(written), blocks, hidden, logits, packed[packing.drawing]
+
+    def draw(self, memory: Memory, given: Forwarded, masks: Masks | None) -> tuple[jax.Array, Logprobs]:
+        """Draw the tokens of a step; see `engine_tpu.sampling.draw`."""
+        key = f"the draw of {len(given.logits)} tokens" + ("" if masks is None else ", masked")
+        arguments = given.logits, memory.tokens, given.drawing, masks
+        memory.tokens, told, found = self.compiled(key, _jit_draw, *arguments)
+        return told, found
+
+    def masks(self, ends: np.ndarray, allowed: np.ndarray) -> Masks:
+        """Send masks, uint32 [N, ceil(V / 32)]."""
+        return Masks(self.send(ends), self.send(allowed))
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+    def enter(self, memory: Memory, slot: int, ids: np.ndarray) -> None:
+        """A request with these tokens enters a slot; its block tables are empty."""
+        self._write(memory, slot, 0, ids, True)
+
+    def put(self, memory: Memory, slot: int, place: int, ids: np.ndarray) -> None:
+        """Write a slot's tokens from a place on."""
+        self._write(memory, slot, place, ids, False)
+
+    def _write(self, memory: Memory, slot: int, place: int, ids: np.ndarray, resets: bool) -> None:
+        width = min(ENTERED, self._length + 1)
+        for first in range(0, len(ids), width):
+            piece = ids[first : first + width]
+            packed = np.zeros(_HEADER + width, np.int32)
+            packed[:_HEADER] = slot, place + first, len(piece), resets and first == 0
+            packed[_HEADER : _HEADER + len(piece)] = piece
+            arguments = memory.tokens, memory.blocks, self.send(packed)
+            memory.tokens, memory.blocks = self.compiled("enter", _jit_enter, *arguments)
+
+    def place(self, memory: Memory, entries: np.ndarray) -> None:
+        """Write new pages into the block tables: int32 [4, n], tables, slots, indices and pages."""
+        for first in range(0, entries.shape[1], PLACED):
+            packed = np.zeros((4, PLACED), np.int32)
+            packed[1] = self._slots
+            piece = entries[:, first : first + PLACED]
+            packed[:, : piece.shape[1]] = piece
+            memory.blocks = self.compiled("place", _jit_place, memory.blocks, self.send(packed))
+
+    def copy(self, memory: Memory, source: np.ndarray, destination: np.ndarray) -> None:
+        """Copy whole pages, int32 [n] each; all are read before any is written."""
+        count = -(-max(1, len(source)) // COPIED) * COPIED
+        packed = np.zeros((2, count), np.int32)
+        packed[0, : len(source)], packed[1, : len(source)] = source, destination
+        memory.pools = self.compiled(f"copy of {count} pages", _jit_copy, memory.pools, self.send(packed))
+
+    def score(self, memory: Memory, hidden: jax.Array, packed: np.ndarray) -> Logprobs:
+        """Log probabilities of the tokens at int32 [SCORED] slots and places, packed[1:], given the hidden states of
+        the step's tokens packed[0]."""
+        arguments = self._params, hidden, memory.tokens, self.send(packed)
+        found: Logprobs = self.compiled(f"prompt logprobs of {len(hidden)} tokens", self._jit_score, *arguments)
+        return found
+
+    def _jit_score(self) -> Any:
+        def function(params: Params, hidden: jax.Array, tokens: jax.Array, packed: jax.Array) -> Logprobs:
+            logits = self._model.logits(params, hidden[packed[0]])
+            return logprobs(logits, tokens[packed[1], packed[2]], min(64, logits.shape[1]))
+
+        if self._shards.size > 1:
+            whole = PartitionSpec()
+            function = jax.shard_map(
+                function,
+                mesh=self._shards.mesh,
+                in_specs=(specs(self._params), whole, whole, whole),
+                out_specs=Logprobs(*(whole,) * 4),
+                check_vma=False,
+            )
+        return jax.jit(function)
+
+
+def sites_of(layout: KVLayout, num_layers: int, form: Callable[[int], Form]) -> list[Site]:
+    """Where each layer's cache lies. form: of a layer."""
+    sites: dict[int, Site] = {}
+    for group in layout.groups:
+        assert group.table is not None
+        for nth, layer in enumerate(group.sites):
+            sites[layer] = Site(group.offset // group.layer_bytes + nth, group.table, form(layer))
+    return [sites[layer] for layer in range(num_layers)]
+
+
+_SAMPLED_DTYPES = (*(jnp.int32,) * 3, *(jnp.float32,) * 6, jnp.int32, jnp.uint32, jnp.uint32)
+
+
+def _as(bits: jax.Array, dtype: Any) -> jax.Array:
+    return bits if dtype == jnp.int32 else lax.bitcast_convert_type(bits, dtype)
+
+
+def _jit_draw() -> Any:
+    def function(
+        logits: jax.Array, tokens: jax.Array, packed: jax.Array, masks: Masks | None
+    ) -> tuple[jax.Array, jax.Array, Logprobs]:
+        part = drawing_views(packed, len(logits))
+        rows = SampledRows(*(_as(part[name], dtype) for name, dtype in zip(SAMPLED, _SAMPLED_DTYPES, strict=True)))
+        return draw(logits, tokens, rows, Asked(*(part["flags"] > 0)), masks)
+
+    return jax.jit(function, donate_argnums=(1,))
+
+
+def _jit_enter() -> Any:
+    def function(tokens: jax.Array, blocks: jax.Array, packed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        slot, first, count, resets = packed[:_HEADER]
+        ids = packed[_HEADER:]
+        place = jnp.arange(len(ids), dtype=jnp.int32)
+        place = jnp.where(place < count, first + place, tokens.shape[1])
+        cleared = jnp.where(resets > 0, 0, blocks[:, slot])
+        return tokens.at[slot, place].set(ids, mode="drop"), blocks.at[:, slot].set(cleared)
+
+    return jax.jit(function, donate_argnums=(0, 1))
+
+
+def _jit_place() -> Any:
+    def function(blocks: jax.Array, packed: jax.Array) -> jax.Array:
+        return blocks.at[packed[0], packed[1], packed[2]].set(packed[3])
+
+    return jax.jit(function, donate_argnums=0)
+
+
+def _jit_copy() -> Any:
+    def function(pools: tuple[jax.Array, ...], packed: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(pool.at[packed[1]].set(pool[packed[0]]) for pool in pools)
+
+    return jax.jit(function, donate_argnums=0)

@@ -1,0 +1,235 @@
+"""The worker of platform `tpu`: what executors start in the place of the core's own. It imports no torch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import jax
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from engine.interfaces.executor import StepFuture
+from engine.plugin import HookRelay, PluginList, Registry
+from engine.plugin.manifest import Blame, check_choices, check_hooks, restore
+from engine.types.errors import ConfigError, DeviceMemoryError, EngineDeadError, KVCacheTooSmallError
+from engine.types.plan import Masks, StepPlan
+from engine.types.start import WorkerReady, WorkerStart
+from engine_kit.host_memory import cache_memory
+from engine_tpu.attention import Form
+from engine_tpu.buckets import Bucket, Buckets
+from engine_tpu.device import open_mesh
+from engine_tpu.models.decoder import Decoder
+from engine_tpu.platform import TpuOptions, sizes_of
+from engine_tpu.runner import Runner
+from engine_tpu.steps import Steps, sites_of
+from engine_tpu.weights import Shards, Tensors, nbytes
+
+logger = logging.getLogger(__name__)
+
+MIN_PAGES = 2
+"""The null page and one to use."""
+_DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+_UTILIZATION = 0.9
+"""Of a TPU's memory that the engine takes, where nobody says."""
+_KEPT_BITS = 5
+"""Of a number of pages that was measured: a few bytes more or less must not compile everything anew."""
+
+
+class JaxWorker:
+    """Devices at work, as one: implements `engine.interfaces.executor.Worker`.
+
+    Args:
+        message: everything to build it from.
+        registry: what is installed; None to find out (tests pass their own).
+    """
+
+    def __init__(self, message: WorkerStart, registry: Registry | None = None) -> None:
+        self._start = message
+        self._registry = registry
+        self._runner: Runner | None = None
+        self._stopping: Callable[[], None] | None = None
+        self._profile: str | None = None
+        self._blame = Blame(message.choices)
+
+    def start(self) -> WorkerReady:
+        """Load the model, allocate the pool, compile every bucket, and tell the hooks.
+
+        Raises ConfigError where a setting is not served here, or there is no such device; CheckpointError,
+        KVCacheTooSmallError; DeviceMemoryError where the weights, or what steps take, find no room.
+        """
+        try:
+            with self._blame:
+                return self._build()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            remedy = "use more devices, a smaller model or fewer KV pages, or free the device's memory"
+            raise DeviceMemoryError("start the engine", str(error).splitlines()[0], remedy) from error
+
+    def _build(self) -> WorkerReady:
+        began, start = time.monotonic(), self._start
+        registry = (self._registry or Registry.discover()).following(PluginList(start.plugins, "by the launcher"))
+        check_hooks(registry, "worker", start.hook_plugins)
+        mine = tuple(choice for choice in start.choices if choice.point in ("platform", "model"))
+        check_choices(registry, mine)
+        options = cast("TpuOptions", next(one.options for one in restore(registry, mine) if one.point == "platform"))
+        _refuse(start)
+        relay = HookRelay("worker", registry, options=start.hook_options)
+        shards = Shards(open_mesh(options, 1, start.data_parallel_rank), 1, _DTYPES[start.dtype])
+        model = Decoder(start.model, shards, start.max_model_len)
+        params = model.load(Tensors(start.files.weights))
+        described = start.model.sites
+        sites = sites_of(
+            start.layout,
+            start.model.num_layers,
+            lambda layer: Form(model.scale, described[layer].sliding_window, described[layer].soft_cap),
+        )
+        cache_dtype = _DTYPES[start.kv_cache_dtype or start.dtype]
+        steps = Steps(model, params, shards, start.layout, sites, start.max_num_seqs, start.max_model_len, cache_dtype)
+        buckets = Buckets(
+            start.max_num_seqs, start.max_num_batched_tokens, 1, sizes_of(options.rows), sizes_of(options.tokens)
+        )
+        num_pages, step_bytes = self._num_pages(steps, buckets)
+        memory = steps.memory(num_pages)
+        runner = Runner(start, steps, memory, buckets)
+        if options.warm_up:
+            runner.warm_up(_tell)
+            logger.info("compiled %d buckets in %.1f s", len(list(buckets)), time.monotonic() - began)
+            steps.compiled.serve()
+        self._runner = runner
+        ready = WorkerReady(
+            num_pages=num_pages,
+            weight_bytes=nbytes(params),
+            cache_bytes=nbytes(memory.pools),
+            num_parameters=model.num_parameters,
+            load_seconds=time.monotonic() - began,
+            step_bytes=step_bytes,
+            captured=tuple(sorted(bucket.rows for bucket in buckets if bucket.decodes)),
+        )
+        if relay.worker_started:
+            relay.worker_started(info=ready)
+        ready = msgspec.structs.replace(ready, broken=registry.broken(), hook_failures=relay.failures.told())
+        if stopping := relay.worker_stopping:
+            self._stopping = partial(stopping, info=ready)
+        return ready
+
+    def execute(self, plan: StepPlan) -> StepFuture:
+        """Launch a step. Raises EngineDeadError before `start` and after `shutdown`."""
+        with self._blame:
+            return self._at_work("run a step").execute(plan)
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """Let the last step draw. Raises EngineDeadError before `start` and after `shutdown`."""
+        with self._blame:
+            self._at_work("sample a step").sample(step_id, masks)
+
+    def drafts(self, step_id: int) -> list[list[int]]:
+        """Those of the step that waits for its masks. Raises EngineDeadError before `start` and after `shutdown`."""
+        with self._blame:
+            return self._at_work("tell the drafts").drafts(step_id)
+
+    def _at_work(self, asked: str) -> Runner:
+        if self._runner is None:
+            raise EngineDeadError(asked, "the worker is not started, or shut down", "start an engine anew")
+        return self._runner
+
+    def start_profile(self) -> None:
+        """Record what is computed from now on, with JAX's profiler. Raises ConfigError where no folder is given."""
+        if self._start.profile_dir is None:
+            raise ConfigError("start a profile", "no folder is given for it", "start the engine with --profile-dir")
+        self._profile = str(Path(self._start.profile_dir) / f"tpu-{int(time.time())}")
+        jax.profiler.start_trace(self._profile)
+
+    def stop_profile(self) -> str:
+        """The folder with what was recorded. Raises ConfigError where nothing is being recorded."""
+        if self._profile is None:
+            raise ConfigError("stop a profile", "none has been started", "start one first")
+        jax.profiler.stop_trace()
+        folder, self._profile = self._profile, None
+        return folder
+
+    def shutdown(self) -> None:
+        """Let go of the model and the pool. Idempotent."""
+        stopping, self._stopping = self._stopping, None
+        if stopping is not None:
+            stopping()
+        self._runner = None
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def _num_pages(self, steps: Steps, buckets: Buckets) -> tuple[int, int | None]:
+        """The pages of the pool, and the bytes of a largest step where it was measured. Raises KVCacheTooSmallError."""
+        start, page_bytes = self._start, steps.page_bytes
+        if start.num_kv_pages is not None:
+            num_pages, step_bytes, asked = start.num_kv_pages, None, f"--num-kv-pages {start.num_kv_pages}"
+        elif start.kv_cache_memory is not None:
+            num_pages, step_bytes = start.kv_cache_memory // page_bytes, None
+            asked = f"--kv-cache-memory {start.kv_cache_memory}"
+        else:
+            pool, step_bytes = _profiled(start, steps, buckets)
+            num_pages = max(0, pool) // page_bytes
+            spare = max(0, num_pages.bit_length() - _KEPT_BITS)
+            num_pages = num_pages >> spare << spare
+            asked = f"a KV cache in the {max(0, pool):,} bytes that weights and steps leave for it"
+        if num_pages < MIN_PAGES:
+            raise KVCacheTooSmallError(
+                asked,
+                f"that is {num_pages} pages of {page_bytes:,} bytes; page 0 is for padding, {MIN_PAGES} are needed",
+                f"give at least {MIN_PAGES * page_bytes:,} bytes, lower --max-num-batched-tokens, or free memory",
+            )
+        return num_pages, step_bytes
+
+
+def _profiled(start: WorkerStart, steps: Steps, buckets: Buckets) -> tuple[int, int]:
+    """(bytes for the pool, bytes of a largest step): what weights and the largest bucket leave of all memory."""
+    memory = steps.memory(MIN_PAGES)
+    largest = next(iter(buckets))
+
+    def step() -> None:
+        packed, _ = steps.packing(largest).array()
+        steps.forward(memory, largest, steps.send(packed)).logits.block_until_ready()
+
+    stats = [device.memory_stats() for device in steps.devices]
+    if not all(stats):  # the processor's
+        found = cache_memory(step, start.memory_utilization, start.data_parallel_size)
+        steps.compiled.forget()
+        return found.pool_bytes, found.step_bytes
+    step()
+    steps.compiled.forget()
+    utilization = _UTILIZATION if start.memory_utilization is None else start.memory_utilization
+    after = [device.memory_stats() for device in steps.devices]
+    step_bytes = max(now["peak_bytes_in_use"] - was["bytes_in_use"] for was, now in zip(stats, after, strict=True))
+    left = min(int(now["bytes_limit"] * utilization) - now["bytes_in_use"] for now in after)
+    return (left - step_bytes) * len(stats), step_bytes * len(stats)
+
+
+def _refuse(start: WorkerStart) -> None:
+    """Raise ConfigError for what the launcher may ask of any platform, and this worker does without."""
+    model, asked = start.model, "platform=tpu"
+    if not model.generates:
+        found = "its worker generates text alone"
+        raise ConfigError(f"{asked} with an engine that pools", found, "use another platform")
+    if start.layout.mark_bytes:
+        raise ConfigError(f"{asked} with kv_canary", "its worker marks no pages", "leave --kv-canary out")
+    if start.batch_invariant:
+        found = "XLA compiles another product for each bucket, and a row's bits depend on it"
+        raise ConfigError(f"{asked} with batch_invariant", found, "leave --batch-invariant out")
+    forms = {(group.kind in ("full", "sliding"), group.num_kv_heads, group.head_size) for group in start.layout.groups}
+    if len(forms) > 1 or not next(iter(forms))[0]:
+        found = "its layers' caches have several forms, or none that this worker has"
+        raise ConfigError(f"{asked} with {model.architecture}", found, "use another platform")
+
+
+def _tell(number: int, count: int, bucket: Bucket) -> None:
+    what = f"{bucket.rows} rows" if bucket.decodes else f"{bucket.tokens} tokens of {bucket.rows} rows"
+    logger.info("compiling %d of %d: %s", number + 1, count, what)

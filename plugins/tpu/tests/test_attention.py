@@ -1,0 +1,162 @@
+"""Ragged paged attention beside float64 in numpy: decodes, chunks of prompts, and mixtures of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+import jax
+import jax.numpy as jnp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types.plan import StepPlan
+from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, write_pages, write_tokens
+from engine_tpu.buckets import Bucket, Packing, fill_tokens
+
+PAGE, WIDTH, HEADS, KV_HEADS, DIM = 4, 12, 4, 2, 8
+PAGES = 64
+
+
+class Case(NamedTuple):
+    """A step, its pool, and what stands in it."""
+
+    plan: StepPlan
+    bucket: Bucket
+    table: np.ndarray
+    pool: np.ndarray
+    q: np.ndarray
+    kv: np.ndarray
+    history: list[np.ndarray]
+
+
+def case(number: int, decodes: bool, dtype: str = "float64") -> Case:
+    """Random rows: some begin, some go on; pages in any order, those behind a row's end not numbers at all."""
+    rng = np.random.default_rng(number)
+    rows = 4
+    computed = rng.integers(0, 20, rows).astype(np.int32)
+    counts = (np.ones(rows) if decodes else rng.integers(1, 20, rows)).astype(np.int32)
+    plan = StepPlan(
+        step_id=0,
+        slot_of_row=rng.permutation(rows).astype(np.int32),
+        num_computed=computed,
+        num_tokens=counts,
+        samples=np.ones(rows, bool),
+        num_decodes=rows if decodes else 0,
+        new_slots=[],
+        new_blocks=[],
+    )
+    bucket = Bucket(6, 6, 6, True) if decodes else Bucket(6, 96, 6, False)
+    table = np.zeros((6, WIDTH), np.int32)
+    free = iter(rng.permutation(np.arange(1, PAGES)))
+    pool = np.full((PAGES, 2 * KV_HEADS, PAGE, DIM), np.nan)
+    pool[0] = 0
+    history = []
+    for row in range(rows):
+        length = computed[row] + counts[row]
+        table[row, : -(-length // PAGE)] = [next(free) for _ in range(-(-length // PAGE))]
+        mine = rng.normal(size=(length, 2 * KV_HEADS, DIM)).astype(dtype)
+        history.append(mine)
+        for at in range(computed[row]):
+            pool[table[row, at // PAGE], :, at % PAGE] = mine[at]
+    kv = np.zeros((bucket.tokens, 2 * KV_HEADS, DIM), dtype)
+    new = np.concatenate([mine[done:] for mine, done in zip(history, computed, strict=True)])
+    kv[: len(new)] = new
+    q = rng.normal(size=(bucket.tokens, HEADS, DIM)).astype(dtype)
+    return Case(plan, bucket, table, pool.astype(dtype), q, kv, history)
+
+
+def parts_of(one: Case) -> dict[str, np.ndarray]:
+    """The step's numbers, as they travel."""
+    _, views = Packing(one.bucket, 1, PAGE, 4).array()
+    fill_tokens(views, one.plan, one.bucket, PAGE)
+    return views
+
+
+def written(one: Case) -> Any:
+    """The pool with the step's tokens in it."""
+    part, pool = parts_of(one), jnp.asarray(one.pool)
+    if one.bucket.decodes:
+        page = one.table[np.arange(6), part["position"] // PAGE]
+        return write_tokens(pool, jnp.asarray(one.kv), page, part["position"] % PAGE)
+    page = one.table[part["piece_row"], part["piece_index"]] * (part["piece_high"] > part["piece_low"])
+    return write_pages(
+        pool, jnp.asarray(one.kv), Writes(page, part["piece_token"], part["piece_low"], part["piece_high"])
+    )
+
+
+def blocks_of(one: Case) -> Blocks:
+    """The step's queries."""
+    part, rows = parts_of(one), np.arange(6, dtype=np.int32)
+    if one.bucket.decodes:
+        return Blocks(rows, rows, np.ones_like(rows), part["position"], rows, 1)
+    numbers = (part[f"block_{name}"] for name in ("row", "first", "count", "position"))
+    return Blocks(*numbers, part["token_place"], one.bucket.queries)
+
+
+def expected(one: Case, form: Form) -> np.ndarray:
+    """[T, HEADS * DIM], token by token."""
+    out, token = np.zeros((one.bucket.tokens, HEADS, DIM)), 0
+    for row, mine in enumerate(one.history):
+        for at in range(int(one.plan.num_computed[row]), len(mine)):
+            first = 0 if form.window is None else max(0, at + 1 - form.window)
+            seen = mine[first : at + 1].astype(np.float64)
+            for head in range(HEADS):
+                kv_head = head // (HEADS // KV_HEADS)
+                scores = seen[:, kv_head] @ one.q[token, head].astype(np.float64) * form.scale
+                if form.soft_cap is not None:
+                    scores = np.tanh(scores / form.soft_cap) * form.soft_cap
+                weights = np.exp(scores - scores.max())
+                out[token, head] = weights / weights.sum() @ seen[:, KV_HEADS + kv_head]
+            token += 1
+    return out.reshape(one.bucket.tokens, -1)
+
+
+FORMS = {
+    "full": Form(1 / math.sqrt(DIM)),
+    "window": Form(0.3, window=5),
+    "window of one": Form(0.3, window=1),
+    "soft cap": Form(0.7, soft_cap=1.5),
+    "both": Form(0.5, window=7, soft_cap=2.0),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])
+def test_attention(form: Form, decodes: bool) -> None:
+    """Every token that counts, whatever the pages of others hold."""
+    compiled = jax.jit(
+        lambda q, pool, table, arrays: attend(q, pool, table, Blocks(*arrays, 1 if decodes else 16), form)
+    )
+
+    @given(st.integers(0, 2**32))
+    @settings(max_examples=6, deadline=None)
+    def run(number: int) -> None:
+        one = case(number, decodes)
+        found = np.asarray(compiled(one.q, written(one), one.table, tuple(blocks_of(one))[:-1]))
+        total = int(one.plan.num_tokens.sum())
+        np.testing.assert_allclose(found[:total], expected(one, form)[:total], rtol=1e-12, atol=1e-12)
+
+    run()
+
+
+@pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])
+def test_what_is_written(decodes: bool) -> None:
+    """Each token at its place, and nothing else but in the page that nobody owns."""
+    one = case(7, decodes)
+    found, wanted = np.array(written(one)), one.pool.copy()
+    for row, mine in enumerate(one.history):
+        for at in range(int(one.plan.num_computed[row]), len(mine)):
+            wanted[one.table[row, at // PAGE], :, at % PAGE] = mine[at]
+    np.testing.assert_array_equal(found[1:], wanted[1:])
+
+
+def test_a_cache_of_8_bits() -> None:
+    """What is too large for its floats becomes the largest of them."""
+    x = jnp.asarray([1.0, 1e6, -1e6], jnp.float32)
+    assert as_stored(x, jnp.float8_e4m3fn).astype(jnp.float32).tolist() == [1.0, 448.0, -448.0]

@@ -1,0 +1,253 @@
+"""The whole engine on the JAX worker: beside transformers, beside the torch engine, and what a step costs the host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+import jax
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jax_engines import CACHE, VOCAB_SIZE, jax_engine, tokens_of, torch_engine, worker_of
+
+from engine import SamplingParams
+from engine.types.errors import CheckpointError, ConfigError, EngineError, InvalidRequestError, KVCacheTooSmallError
+
+MODELS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
+    "MistralForCausalLM": {"sliding_window": 5},
+    "Qwen2ForCausalLM": {
+        "use_sliding_window": True, "sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"],
+        "tie_word_embeddings": True,
+    },
+    "Qwen3ForCausalLM": {"head_dim": 16, "attention_bias": True},
+}  # fmt: skip
+PROMPTS = (19, 5, 33, 1, 40, 16)
+"""Lengths of the prompts; beside and across the blocks of 8, and longer than a step's budget."""
+
+
+def prompts_of(number: int, lengths: tuple[int, ...] = PROMPTS) -> list[list[int]]:
+    """Random prompts of these lengths; the first two begin alike."""
+    rng = np.random.default_rng(number)
+    made = [rng.integers(0, VOCAB_SIZE, n).tolist() for n in lengths]
+    made[1][: min(map(len, made[:2]))] = made[0][: len(made[1])]
+    return made
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest, checkpoints: Any) -> Any:
+    """A checkpoint, and both engines over it."""
+    folder = checkpoints(request.param, **MODELS[request.param])
+    with jax_engine(folder) as mine, torch_engine(folder) as other:
+        yield folder, mine, other
+
+
+@pytest.mark.slow
+def test_greedy_as_transformers(pair: Any) -> None:
+    """Token by token, but where the oracle's two best logits are within 1e-4."""
+    folder, mine, _ = pair
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompts, new = prompts_of(0), 8
+    found = tokens_of(mine, prompts, [SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)] * len(prompts))
+    for prompt, tokens in zip(prompts, found, strict=True):
+        given = torch.tensor([prompt])
+        with torch.no_grad():
+            logits = model(torch.cat((given, torch.tensor([tokens])), dim=1)).logits[0, len(prompt) - 1 : -1]
+        best = logits.topk(2).values
+        for token, row, (first, second) in zip(tokens, logits, best.tolist(), strict=True):
+            assert token == int(row.argmax()) or first - second < 1e-4
+
+
+PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.7, 1.5]),
+        "top_p": st.sampled_from([1.0, 0.8]),
+        "top_k": st.sampled_from([0, 5]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "presence_penalty": st.sampled_from([0.0, 0.5]),
+        "seed": st.integers(0, 2**64 - 1),
+        "max_tokens": st.integers(1, 24),
+        "min_tokens": st.sampled_from([0, 1]),
+        "logprobs": st.sampled_from([None, 0, 3]),
+        "prompt_logprobs": st.sampled_from([None, None, 2]),
+        "ignore_eos": st.booleans(),
+    }
+)
+
+
+@pytest.mark.slow
+def test_as_the_torch_engine(pair: Any) -> None:
+    """Any requests, in batches that preempt each other and find each other's prefixes: equal tokens for equal seeds,
+    and log probabilities within 1e-3."""
+    _, mine, other = pair
+
+    @given(st.lists(st.tuples(st.integers(1, 45), PARAMS), min_size=2, max_size=9), st.integers(0, 9))
+    @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+    def run(requests: list[tuple[int, dict[str, Any]]], number: int) -> None:
+        prompts = prompts_of(number, tuple(length for length, _ in requests))
+        params = [SamplingParams(**one) for _, one in requests]
+        given = [{"prompt_token_ids": prompt} for prompt in prompts]
+        found, wanted = (llm.generate(given, params, use_tqdm=False) for llm in (mine, other))
+        for a, b in zip(found, wanted, strict=True):
+            assert a.outputs[0].token_ids == b.outputs[0].token_ids
+            assert a.outputs[0].finish_reason == b.outputs[0].finish_reason
+            for mine_at, other_at in zip(a.outputs[0].logprobs or (), b.outputs[0].logprobs or (), strict=True):
+                _near(mine_at, other_at)
+            assert (a.prompt_logprobs is None) == (b.prompt_logprobs is None)
+            for mine_at, other_at in zip((a.prompt_logprobs or ())[1:], (b.prompt_logprobs or ())[1:], strict=True):
+                _near(mine_at, other_at)
+
+    run()
+    assert worker_of(mine)._runner._steps.compiled.met <= 2, "only prompt logprobs are compiled when they are met"
+
+
+def _near(mine: Any, other: Any) -> None:
+    # Of near candidates either may stand in the last place.
+    assert len(set(mine) & set(other)) >= len(other) - 1
+    for token in set(mine) & set(other):
+        assert mine[token].logprob == pytest.approx(other[token].logprob, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_float64_in_any_batch(checkpoints: Any) -> None:
+    """In float64 a request's tokens are the same alone, in any batch, in other buckets, and as the torch engine's."""
+    folder = checkpoints("Qwen3ForCausalLM", **MODELS["Qwen3ForCausalLM"])
+    prompts = prompts_of(3)
+    params = [SamplingParams(temperature=1.0, seed=n, max_tokens=12, ignore_eos=True) for n in range(len(prompts))]
+    with torch_engine(folder, dtype="float64") as llm:
+        wanted = tokens_of(llm, prompts, params)
+    with jax_engine(folder, dtype="float64") as llm:
+        assert tokens_of(llm, prompts, params) == wanted
+        assert [tokens_of(llm, [one], [how])[0] for one, how in zip(prompts, params, strict=True)] == wanted
+    with jax_engine(folder, {"rows": "2,3", "tokens": "24"}, dtype="float64", max_num_seqs=3, in_flight=1) as llm:
+        assert tokens_of(llm, prompts, params) == wanted
+
+
+def test_what_a_step_costs_the_host(checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode step is one copy to the device, and nothing is compiled or waited for; what it gives is fetched when the
+    next one runs. Tokens are those of the torch engine, sampled and greedy, under a constraint too."""
+    folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
+    prompts = [prompts_of(5, (9, 6, 4))[n] for n in range(3)]
+    params = [
+        SamplingParams(temperature=0.8, seed=4, top_p=0.9, max_tokens=20, ignore_eos=True, logprobs=2),
+        SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, frequency_penalty=0.5),
+        SamplingParams(temperature=1, seed=11, max_tokens=9, min_tokens=3, stop_token_ids=list(range(40))),
+    ]
+    with torch_engine(folder) as llm:
+        wanted = tokens_of(llm, prompts, params)
+    with jax_engine(folder) as llm:
+        runner = worker_of(llm)._runner
+        sent, steps, waits = [], [], []
+        send, execute = runner._steps.send, runner.execute
+        monkeypatch.setattr(runner._steps, "send", lambda array: sent.append(array.shape) or send(array))
+        ready = type(jax.numpy.zeros(1)).block_until_ready
+        monkeypatch.setattr(
+            type(jax.numpy.zeros(1)), "block_until_ready", lambda array: waits.append(1) or ready(array)
+        )
+
+        def counted(plan: Any) -> Any:
+            before = len(sent), len(waits)
+            with jax.transfer_guard_host_to_device("disallow"):
+                future = execute(plan)
+            steps.append((plan.num_rows, len(plan.new_slots), len(sent) - before[0], len(waits) - before[1]))
+            return future
+
+        monkeypatch.setattr(runner, "execute", counted)
+        assert tokens_of(llm, prompts, params) == wanted
+        assert tokens_of(llm, prompts, params) == wanted, "from the prefix cache"
+        assert runner._steps.compiled.met == 0
+        plain = [step for step in steps if not step[1] and step[0]]
+        assert len(plain) > 10 and all(step[3] == 0 for step in steps)
+        masked = [step for step in plain if step[2] != 1]
+        assert all(step[2] == 3 for step in masked) and len(masked) <= 6, "masks of min_tokens, which two copies bring"
+
+
+def test_refusals(checkpoints: Any) -> None:
+    """What is not served is refused at the start, and says what to do."""
+    folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
+    for words, settings_, error in (
+        ("--tensor-parallel-size", {"tensor_parallel_size": 2}, EngineError),
+        ("brings its own", {"attention": "torch"}, ConfigError),
+        ("batch_invariant", {"batch_invariant": True}, EngineError),
+        ("generates text alone", {"runner": "pooling"}, EngineError),
+        ("marks no pages", {"kv_canary": True}, ConfigError),
+        ("page 0 is", {"num_kv_pages": 1}, KVCacheTooSmallError),
+        ("bfloat16, float32", {"dtype": "float16"}, EngineError),
+        ("framework|computes with torch", {"drafter": "ngram"}, EngineError),
+    ):
+        with pytest.raises(error, match=words):
+            jax_engine(folder, **settings_)
+    with pytest.raises(EngineError, match=r"finds no TPU|JAX finds"):
+        jax_engine(folder, {"device": "tpu"})
+    with pytest.raises(EngineError, match="ascending"):
+        jax_engine(folder, {"rows": "4,1"})
+
+
+def test_requests_that_are_refused(checkpoints: Any) -> None:
+    """What no logits processor honours here is told when it is asked."""
+    with (
+        jax_engine(checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"]), {"warm_up": False}) as llm,
+        pytest.raises(InvalidRequestError, match="logit_bias"),
+    ):
+        tokens_of(llm, [[1, 2]], [SamplingParams(logit_bias={1: 2.0})])
+
+
+@pytest.mark.slow
+def test_bad_checkpoints(checkpoints: Any, tmp_path: Any) -> None:
+    """Tensors that are missing, unexpected or of another shape are named; a broken file is too."""
+    from safetensors.torch import load_file, save_file
+
+    folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
+    for name in folder.iterdir():
+        (tmp_path / name.name).write_bytes(name.read_bytes())
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(folder / "model.safetensors")
+    moved = tensors.pop("model.layers.1.mlp.up_proj.weight")
+    tensors["model.layers.1.mlp.odd"] = moved
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].contiguous()
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"up_proj.weight missing.*|odd unexpected.*") as caught:
+        jax_engine(tmp_path)
+    assert "model.norm.weight" in str(caught.value) and "odd unexpected" in str(caught.value)
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(CheckpointError, match="truncated"):
+        jax_engine(tmp_path)
+
+
+@pytest.mark.slow
+def test_without_torch(checkpoints: Any) -> None:
+    """A plain process that serves with it has no torch imported, nor has a process of a rank."""
+    code = """
+import json, sys
+from engine import LLM, SamplingParams
+def main():
+    folder, cache, settings = json.loads(sys.argv[1])
+    options = {"platform": {"device": "cpu", "cache_dir": cache, "tokens": "32", "rows": "4"}}
+    for executor in ("inline", "process"):
+        with LLM(folder, platform="tpu", options=options, executor=executor, **settings) as llm:
+            out = llm.generate([{"prompt_token_ids": [5, 6]}], SamplingParams(max_tokens=3), use_tqdm=False)
+            import psutil
+            maps = [m.path for p in psutil.Process().children(recursive=True) for m in p.memory_maps()]
+            print(json.dumps([len(out[0].outputs[0].token_ids), "torch" in sys.modules, len(maps),
+                              any("libtorch" in m for m in maps)]))
+if __name__ == "__main__":
+    main()
+"""
+    settings_ = {"dtype": "float32", "num_kv_pages": 20, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
+    given = json.dumps([str(folder), CACHE, {**settings_, "max_model_len": 64}])
+    done = subprocess.run([sys.executable, "-c", code, given], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    inline, process = (json.loads(line) for line in done.stdout.splitlines()[-2:])
+    assert inline[:2] == [3, False]
+    assert process[:2] == [3, False] and process[2] > 0 and process[3] is False
