@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 PARENTS = {
     "engine.loop.process": (),
-    "engine": ("serve", "run-batch"),
+    "engine": ("serve", "run-batch", "join"),
     "faulty_server": ("serve",),
     "tests.script": (),
     "tests.benchmarks.instant_server": (),

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from engine.frontend.assemble import assemble_frontend
 from engine.frontend.launch import CORE_WORKER, launch
-from engine.frontend.process_client import MODULE as CORE_MODULE
 from engine.loop.assemble import assemble_core
 from engine.types.errors import ConfigError, EngineError
 from engine.types.params import SamplingParams
 from engine_bench.report import Figure, Report
 from engine_bench.server_process import RunningServer, own_server
 from engine_bench.statistics import percentile, summary
+from engine_kit.process_client import MODULE as CORE_MODULE
 from tests.benchmarks.instant_worker import worker_class
 from tests.benchmarks.stream_load import Read, Reader, Streams
 

@@ -1,8 +1,9 @@
 """What dividing a model gains on processors: `python -m tests.benchmarks.parallel`.
 
 One process of one thread against two, each of one thread: as two pipeline stages, and as two ranks that share each
-layer by communicator `shm`. All three engines stand side by side and serve the same requests in turns (A B C A B C);
-idle ranks wait on a socket. Prints the median of tokens per second of each, and the ratios; the bars are 1.7 and 1.6.
+layer, or each sequence, by communicator `shm`. All engines stand side by side and serve the same requests in turns
+(A B C A B C); idle ranks wait on a socket. Prints the median of tokens per second of each, and the ratios; the bars are
+1.7 and 1.6. Ranks that share sequences divide attention alone, so there is none: they gain where contexts are long.
 Stages overlap on different steps, and each step reads all weights of a stage: where reading them takes the time, as in
 decodes of few rows, stages gain nothing but the second processor's bandwidth, and prompts (--input-len) gain most.
 Nothing else should compute on the machine, which needs two processors and memory for three models.
@@ -68,6 +69,7 @@ def main() -> None:
         "one": {},
         "pipeline": {"pipeline_parallel_size": 2, "pipeline_parallel_split": split},
         "tensor": {"tensor_parallel_size": 2, "communicator": "shm"},
+        "context": {"context_parallel_size": 2, "communicator": "shm"},
     }
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
@@ -82,9 +84,10 @@ def main() -> None:
         f"{options.model}, {options.requests} requests of {options.input_len} + {options.output_len} tokens, one thread"
     )
     print(f"one process           {medians['one']:8.1f} tokens/s")
-    for kind, name in (("pipeline", f"2 stages ({split})"), ("tensor", "2 ranks by shm")):
-        ratio = medians[kind] / medians["one"]
-        print(f"{name:20}  {medians[kind]:8.1f} tokens/s  {ratio:.2f} times (bar {BARS[kind]})")
+    names = {"pipeline": f"2 stages ({split})", "tensor": "2 ranks by shm", "context": "2 share sequences"}
+    for kind, name in names.items():
+        bar = f" (bar {BARS[kind]})" if kind in BARS else ""
+        print(f"{name:20}  {medians[kind]:8.1f} tokens/s  {medians[kind] / medians['one']:.2f} times{bar}")
     print(json.dumps({f"{kind}_tokens_per_s": round(value, 2) for kind, value in medians.items()}))
 
 

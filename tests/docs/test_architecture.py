@@ -19,7 +19,7 @@ MOST_LINES = 5000
 
 def find(path: str) -> Path:
     """The file that the page means."""
-    places = (CORE, *ROOT.glob("plugins/*/src"))
+    places = (CORE, *ROOT.glob("plugins/*/src"), *ROOT.glob("sdk/*/src"))
     return next(place / path for place in places if (place / path).is_file())
 
 

@@ -29,6 +29,7 @@ EVICTOR = ROOT / "docs" / "plugins" / "tutorial-evictor.md"
 STORE = ROOT / "docs" / "plugins" / "tutorial-store.md"
 MODEL = ROOT / "docs" / "plugins" / "tutorial-model.md"
 EXPERTS = ROOT / "docs" / "plugins" / "tutorial-experts.md"
+NODES = ROOT / "docs" / "plugins" / "tutorial-nodes.md"
 HOOKS = ROOT / "docs" / "plugins" / "hooks.md"
 
 
@@ -110,6 +111,15 @@ def test_the_evictor_of_the_tutorial_passes_the_suite_and_outlives_a_scan(tmp_pa
 
 def test_the_store_of_the_tutorial_passes_the_suite_and_survives_restarts(tmp_path, monkeypatch):
     assert own_tests(STORE, "test_sqlite.py", tmp_path, monkeypatch) == 14
+
+
+def test_the_machines_of_the_tutorial_run_an_engine(tmp_path, monkeypatch):
+    assert own_tests(NODES, "test_ssh.py", tmp_path, monkeypatch, "two_machines or exit_codes or runs_on") == 4
+
+
+@pytest.mark.slow
+def test_the_machines_of_the_tutorial_pass_the_suite(tmp_path, monkeypatch):
+    assert own_tests(NODES, "test_ssh.py", tmp_path, monkeypatch) == 16
 
 
 MODELS = pytest.mark.parametrize(

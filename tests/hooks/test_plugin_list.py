@@ -8,8 +8,8 @@ import pytest
 
 from engine import LLM, AsyncLLM, EngineConfig
 from engine.frontend.launch import launch
-from engine.frontend.process_client import start_process
 from engine.types.errors import ConfigError, DriverDeniedError, ManifestError
+from engine_kit.process_client import start_process
 from tests.docs.installing import install, put_on_path
 
 from .conftest import SETTINGS

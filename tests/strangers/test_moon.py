@@ -186,7 +186,7 @@ def test_a_worker_with_another_version_stops_the_start(house: House, moon: Path)
     script = (
         "from engine import EngineArgs\n"
         "from engine.frontend.launch import launch\n"
-        "from engine.frontend.process_client import start_process\n"
+        "from engine_kit.process_client import start_process\n"
         "import pathlib, sys\n"
         f"info = pathlib.Path({str(house.site)!r}, 'engine_moon-1.0.dist-info')\n"
         "plan = launch(EngineArgs(model='tiny', scheduling_policy='moon'))\n"

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from engine.frontend.launch import Launch as Launch
     from engine.frontend.launch import check_attached as check_attached
     from engine.frontend.launch import launch as launch
-    from engine.frontend.process_client import LoopListener as LoopListener
-    from engine.frontend.process_client import ProcessClient as ProcessClient
     from engine.frontend.request_state import OutputKind as OutputKind
     from engine.frontend.request_state import RequestState as RequestState
     from engine.frontend.request_state import RequestStream as RequestStream
@@ -80,7 +78,6 @@ NAMES = {
         "longest",
         "start_cores",
     ),
-    "frontend.process_client": ("LoopListener", "ProcessClient"),
 }
 _HOMES = {name: f"engine.{module}" for module, names in NAMES.items() for name in names}
 

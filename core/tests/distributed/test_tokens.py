@@ -143,7 +143,6 @@ def test_the_profile_of_a_stage_waits_for_a_later_one(checkpoints, monkeypatch: 
         ({"pipeline_parallel_split": "3,1"}, "size=1 with pipeline_parallel_split=3,1; the model has 4 layers"),
         ({"pipeline_parallel_size": 2, "executor": "inline"}, "it runs one worker, 2 are needed"),
         ({"pipeline_parallel_size": 2, "pipeline_parallel_split": "3,x"}, "send one of each stage, like 6,10"),
-        ({"context_parallel_size": 2}, "no attention driver divides a sequence's tokens over ranks"),
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "it has no routed experts"),
     ],
 )

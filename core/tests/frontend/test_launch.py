@@ -88,8 +88,8 @@ def test_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch, features: set[
     assert plan.start.tokenizer_folder == str(folder)
     points = {selection.point for selection in plan.selections}
     assert points == {
-        "platform", "ops", "attention", "executor", "evictor", "model", "checkpoint", "tokenizer", "scheduling_policy",
-        "logits_processor", "grammar",
+        "platform", "ops", "attention", "executor", "nodes", "evictor", "model", "checkpoint", "tokenizer",
+        "scheduling_policy", "logits_processor", "grammar",
     }  # fmt: skip
     assert all(selection.verdicts for selection in plan.selections)  # the reasons are kept
     assert tuple(selection.choice() for selection in plan.selections) == worker.choices
@@ -191,7 +191,7 @@ def test_generation_config_has_the_last_word_on_the_end(folder: Path) -> None:
 
 def test_nothing_starts_where_no_package_reads_that_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.plugin.loading.entry_points", lambda group: ())
-    with pytest.raises(EngineError, match="no installed package brings 'generation_config'; pip install --upgrade"):
+    with pytest.raises(EngineError, match="no installed package brings 'data_parallel'; pip install --upgrade"):
         launch(EngineConfig(model=str(folder)))
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from engine.process import child as child_module
-from engine.process import wire
+from engine.process import local, wire
 from engine.process.child import Child
 from engine.process.run import PARENT_DIED
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
@@ -146,7 +146,7 @@ def test_it_has_what_it_is_passed(play: Make) -> None:
 def test_out_of_memory_is_said(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     child = play(ECHO)
     hear(child)
-    monkeypatch.setattr(child_module, "_out_of_memory_kills", lambda: 10**9)
+    monkeypatch.setattr(child_module, "out_of_memory_kills", lambda: 10**9)
     os.kill(child.pid, signal.SIGKILL)
     assert "signal 9, and the system has run out of memory" in str(death(child))
 
@@ -188,10 +188,9 @@ def test_a_child_whose_parent_dies_leaves(play: Make, tmp_path: Path, given: int
     play("    time.sleep(60)").end(0)
     folder = tmp_path / "sockets"
     folder.mkdir()
-    start = msgspec.msgpack.encode(Start())
     process = subprocess.Popen([sys.executable, "-m", "played_child", str(folder)], stdin=given)
     if process.stdin is not None:
-        process.stdin.write(len(start).to_bytes(8, "little") + start)
+        process.stdin.write(wire.opening(wire.Link(), Start()))
         process.stdin.flush()
         while not (folder / "requests").exists():
             time.sleep(0.05)
@@ -227,7 +226,7 @@ def test_a_start_that_a_signal_ends_leaves_nothing(monkeypatch: pytest.MonkeyPat
         assert directories[0].is_dir()
         raise stop
 
-    monkeypatch.setattr(child_module.subprocess, "Popen", popen)
+    monkeypatch.setattr(local.subprocess, "Popen", popen)
     with pytest.raises(stop):
         Child("played_child", Start("hello"), Said, what="the player")
     assert not directories[0].exists()

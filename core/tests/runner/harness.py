@@ -221,19 +221,20 @@ def registry(*more: Candidate) -> Registry:
     return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *PROCESSORS, *more))
 
 
-def layout(tp: int = 1) -> KVLayout:
+def layout(tp: int = 1, block: int = 8) -> KVLayout:
     """8 tokens a block: the two sliding layers fill a page, the full one takes half of one.
 
-    tp: ranks that share the heads.
+    tp: ranks that share the heads. block: its tokens.
     """
-    layer_bytes = 8 * 2 * KV_HEADS // tp * HEAD_SIZE * 8
-    common = {"num_kv_heads": KV_HEADS // tp, "head_size": HEAD_SIZE, "tokens_per_block": 8, "layer_bytes": layer_bytes}
+    layer_bytes = block * 2 * KV_HEADS // tp * HEAD_SIZE * 8
+    common = {"num_kv_heads": KV_HEADS // tp, "head_size": HEAD_SIZE, "tokens_per_block": block}
+    common["layer_bytes"] = layer_bytes
     return KVLayout(
-        block_size=8,
+        block_size=block,
         page_bytes=2 * layer_bytes,
         tables=(
-            KVTable(index=0, kind="sliding", window=WINDOW, tokens_per_block=8),
-            KVTable(index=1, kind="full", window=None, tokens_per_block=8),
+            KVTable(index=0, kind="sliding", window=WINDOW, tokens_per_block=block),
+            KVTable(index=1, kind="full", window=None, tokens_per_block=block),
         ),
         groups=(
             KVGroup(index=0, kind="sliding", sites=(0, 2), sliding_window=WINDOW, **common),

@@ -75,6 +75,23 @@ def test_padding_writes_to_nobodys_pages() -> None:
     worker.shutdown()
 
 
+def test_rows_that_draw_more_tokens_than_a_captured_step_has_rows() -> None:
+    """Drafts that come with a plan, on a worker that has no drafter, and has captured steps with prompts."""
+    tokens = prompt(7)
+    expected = Driver(started()).alone(Request(tokens, params(), slot=0), 9)
+    worker = started(platform="buckets", attention="capturable")
+    new = NewSlot(
+        slot=0, request_id="0", token_ids=np.array(tokens, np.int32), num_prompt_tokens=7, params=params(),
+        stop_token_ids=np.array([], np.int32),
+    )  # fmt: skip
+    blocks = [entries((0, 0, 1), (0, 1, 2)), entries((0, 0, 3), (0, 1, 4))]
+    assert step(worker, 0, [0], [7], new_slots=[new], new_blocks=blocks).tokens.tolist() == expected[:1]
+    given = GivenDrafts(row=np.array([0], np.int32), tokens=np.array([expected[1:8]], np.int32))
+    told = step(worker, 1, [7], [8], num_drafts=np.array([7], np.int32), given_drafts=given).tokens.tolist()
+    assert told == [expected[1:9]]
+    worker.shutdown()
+
+
 def plan(num_computed: list[int], num_drafts: list[int], samples: bool = True, more: int = 0) -> StepPlan:
     drafts = np.array(num_drafts, np.int32)
     return StepPlan(

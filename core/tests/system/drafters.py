@@ -247,7 +247,7 @@ def draft_starts(kind: str, parallel: Parallel | None = None, whole: bool = Fals
     )
 
 
-def layout_with(drafts: tuple[DraftStart, ...], tp: int = 1) -> KVLayout:
+def layout_with(drafts: tuple[DraftStart, ...], tp: int = 1, block: int = 8) -> KVLayout:
     """`harness.layout` with the draft models' layers."""
     sites = sum((draft.model.sites for draft in drafts), Qwen2.describe(CONFIG).sites)
-    return make_layout(sites, block_size=8, kv_itemsize=8, tokens_per_page={}, size=tp)
+    return make_layout(sites, block_size=block, kv_itemsize=8, tokens_per_page={}, size=tp)

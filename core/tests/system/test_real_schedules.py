@@ -67,10 +67,12 @@ class Crew(ThreadExecutor):
         return drafts
 
 
-def laid_out(drafter: str) -> KVLayout:
-    """On one rank, with the layers of the drafter's models."""
-    drafts = drafters.draft_starts(drafter)
-    return drafters.layout_with(drafts) if drafts else layout()
+def laid_out(drafter: str, parallel: Parallel | None = None, whole: bool = False) -> KVLayout:
+    """On one rank of these, with the layers of the drafter's models; in blocks of about as many tokens."""
+    drafts = drafters.draft_starts(drafter, parallel, whole)
+    tp, cp = (1, 1) if parallel is None else (parallel.tp, parallel.cp)
+    form = drafters.layout_with(drafts, tp, 8 // cp) if drafts else layout(tp, 8 // cp)
+    return form.shared(cp)
 
 
 def message_for(
@@ -78,7 +80,7 @@ def message_for(
 ) -> WorkerStart:
     """What a worker is started with; see `worker_for`."""
     found = registry(*drafters.CANDIDATES)
-    form = laid_out(settings.drafter)
+    form = laid_out(settings.drafter, parallel, whole)
     message = start_message(
         platform="buckets" if buckets else "host",
         attention="capturable" if buckets else "torch",
@@ -96,12 +98,10 @@ def message_for(
             message, model=msgspec.structs.replace(message.model, attention_features=("tree",))
         )
     if parallel is not None:
-        drafts = drafters.draft_starts(settings.drafter, parallel, whole)
         message = msgspec.structs.replace(
             message,
             parallel=parallel,
-            drafts=drafts,
-            layout=drafters.layout_with(drafts, parallel.tp) if drafts else layout(parallel.tp),
+            drafts=drafters.draft_starts(settings.drafter, parallel, whole),
             choices=(*message.choices, choice(found, "communicator", "gloo")),
         )
     if settings.canary:
@@ -144,14 +144,13 @@ def make_core(
 ) -> tuple[EngineCore, HoldingExecutor]:
     """An engine core with the real worker behind an executor that holds results back."""
     worker, ready = worker_for(unvaried(settings), buckets, parallel, whole)
-    form = laid_out(settings.drafter)
+    form = laid_out(settings.drafter, parallel, whole)
     if settings.canary:
         form = form.marked()
-    last: Any = worker.workers[-1] if isinstance(worker, Crew) else worker
-    parts = last._runner._parts
-    chosen = next((part._chosen for part in parts if isinstance(part, Drafting)), None)
-    if chosen is not None and isinstance(chosen.drafter, drafters.KnowingBody):
-        chosen.drafter.slots.clear()  # the last to leave are told of with the next plan, which another core makes
+    for one in worker.workers if isinstance(worker, Crew) else [worker]:
+        chosen = next((part._chosen for part in one._runner._parts if isinstance(part, Drafting)), None)
+        if chosen is not None and isinstance(chosen.drafter, drafters.KnowingBody):
+            chosen.drafter.slots.clear()  # the last to leave are told of with the next plan, which another core makes
     return core_around(worker, ready, form, settings, 1 if parallel is None else parallel.pp)
 
 

@@ -43,7 +43,7 @@ def run(schedule: Schedule, seed: int, parallel: Parallel, buckets: bool = False
         outcomes = run_schedule(core, schedule)
     for request in schedule.requests:
         check(request, outcomes[request.request_id])
-    assert executor.num_placeholders == 0, "the first stage sees no token drawn"
+    assert executor.num_placeholders == 0 or parallel.pp == 1, "the first stage sees no token drawn"
     event(f"preemptions: {min(core.stats().num_preemptions, 3)}")
     event(f"swapped: {min(core.stats().num_swap_preemptions, 3)}")
     event(f"jumps: {core.stats().num_accepted_jump_tokens > 0}")
@@ -72,7 +72,7 @@ def test_captured_decode_steps(schedule: Schedule, seed: int) -> None:
     run(schedule, seed, PARALLEL[0], buckets=True)
 
 
-DRAFTERS = ("ngram", "layer", "model", "copy", *drafting.KINDS)
+DRAFTERS = ("ngram", "model", "copy", *drafting.KINDS)
 
 
 @pytest.mark.parametrize("parallel", [PARALLEL[1], PARALLEL[3]], ids=str)

@@ -13,7 +13,7 @@ from test_ops import driver, random
 
 from engine.interfaces.platform import CaptureKey, PlatformNeed, Trial
 from engine.types.errors import ContractError
-from engine.types.parallel import Parallel
+from engine.types.start import Seat
 
 card = pytest.importorskip("engine_cpu.platform_cpu.card", reason="engine-cpu is not installed")
 
@@ -22,7 +22,7 @@ def platform(**options: Any) -> Any:
     pytest.importorskip("engine_cpu._native", reason="engine_cpu's native module is not built")
     from engine_cpu.platform_cpu.body import CpuPlatformBody
 
-    start = SimpleNamespace(device="cpu", parallel=Parallel(), data_parallel_size=1)
+    start = SimpleNamespace(device="cpu", seat=Seat())
     return CpuPlatformBody(SimpleNamespace(options=card.CpuPlatformOptions(**options), start=start))
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
-from engine.types.parallel import Parallel, Place
+from engine.types.parallel import Parallel
+from engine.types.start import Seat
 from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts, most_mixed
 from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
@@ -65,9 +66,7 @@ def test_steps_are_captured_as_far_as_the_host_is_slower() -> None:
 
 def test_places_of_ranks() -> None:
     def place(rank: int, size: int, per_device: int, devices: int, of: tuple[int, int] = (0, 1)) -> tuple[int, int]:
-        start = SimpleNamespace(
-            parallel=Parallel(tp=size), place=Place(rank=rank), data_parallel_rank=of[0], data_parallel_size=of[1]
-        )
+        start = SimpleNamespace(seat=Seat(device=of[0] * size + rank, sharers=of[1] * size))
         return device_index(start, per_device, devices)  # type: ignore[arg-type]
 
     assert [place(rank, 4, 1, 8) for rank in range(4)] == [(0, 1), (1, 1), (2, 1), (3, 1)]
@@ -311,9 +310,7 @@ def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monke
     monkeypatch.setattr(torch.cuda, "mem_get_info", asked)
     start = SimpleNamespace(
         parallel=Parallel(),
-        place=Place(),
-        data_parallel_rank=0,
-        data_parallel_size=1,
+        seat=Seat(),
         max_num_seqs=1,
         model=SimpleNamespace(hidden_size=64),
         max_num_batched_tokens=8,

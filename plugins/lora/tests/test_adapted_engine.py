@@ -129,6 +129,10 @@ def test_what_cannot_be_loaded_is_refused_and_others_go_on(adapters: Adapters, l
         PROMPTS[:2], GREEDY, lora_request=[high, adapters.requests[1]], use_tqdm=False, return_errors=True
     )
     assert isinstance(outputs[0].error, InvalidRequestError) and "--adapter.max-lora-rank 16" in str(outputs[0].error)
+    patterns = {"rank_pattern": {"mlp.up_proj": 300}}
+    most = LoRARequest("most", 9, write_adapter(tmp_path / "most", 9, rank=16, **patterns))
+    with pytest.raises(InvalidRequestError, match="256 is the most that can be; merge it"):
+        tokens_of(llm, [most])
     assert list(outputs[1].outputs[0].token_ids) == adapters.expected[1][1]
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from small_adapters import products, write_adapter, write_model
 from test_adapted_engine import ADAPTED, SETTINGS, generated
+from test_tokenizers import write_tokenizer
 
 from engine.embedding import EngineConfig
 from engine.types.errors import ConfigError
@@ -22,6 +23,7 @@ from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
 from engine_server.lifecycle import Lifecycle, Phase
 
+SAYS = {"messages": [{"role": "user", "content": "AB"}]}
 BODY = {"prompt": [5, 9, 17, 33], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
@@ -50,7 +52,9 @@ def test_a_server_with_adapters(tmp_path: Path) -> None:
     """Listed with their parent, computed as they are, loaded from one folder alone, replaced, unloaded."""
     model = write_model(tmp_path / "model")
     fixed = write_adapter(tmp_path / "fixed", 1)
+    write_tokenizer(fixed)
     inside = write_adapter(tmp_path / "allowed" / "inside", 2)
+    write_tokenizer(write_adapter(tmp_path / "allowed" / "more", 3), more=2)
     (tmp_path / "allowed" / "link").symlink_to(tmp_path / "fixed")
     (tmp_path / "allowed" / "linked").mkdir()
     for file in (tmp_path / "fixed").iterdir():
@@ -91,10 +95,16 @@ async def _talk(client: httpx.AsyncClient, expected: dict[str, list[int]]) -> No
     listed = {one["id"]: one["parent"] for one in (await client.get("/models")).json()["data"]}
     assert listed == {"base": None, "fixed": "base"}
     assert await tokens("fixed") == expected["fixed"] != await tokens("base")
+    read = {name: (await client.post("http://x/tokenize", json={"model": name, **SAYS})).json() for name in listed}
+    assert read["base"]["tokens"] != read["fixed"]["tokens"] and len(read["fixed"]["tokens"]) == len("<AB>")
+    text = {"model": "fixed", "tokens": read["fixed"]["tokens"]}
+    assert (await client.post("http://x/detokenize", json=text)).json()["prompt"] == "<AB>"
+    said = await post("/chat/completions", model="fixed", max_tokens=1, **SAYS)
+    assert said.json()["usage"]["prompt_tokens"] == len("<AB>"), said.text
     assert (await post("/completions", model="later", **BODY)).status_code == 404
     assert (await post("/load_lora_adapter", lora_name="later", lora_path="inside")).status_code == 200
     assert await tokens("later") == expected["later"]
-    for path in ("link", "linked", "../fixed", "/etc", "nowhere", "a\0b"):
+    for path in ("link", "linked", "../fixed", "/etc", "nowhere", "a\0b", "more"):
         answer = await post("/load_lora_adapter", lora_name="other", lora_path=path)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "lora_path", answer.text
     for name in ("later", "base"):

@@ -197,7 +197,9 @@ class Streams:
     """Adapters 0 and 1, which have both places and all room, and of which a request comes before the last one ends."""
 
     def __init__(self) -> None:
-        self.host, self.now, self.count = Host(), 0.0, 0
+        self.host = Host()
+        self.now = 0.0
+        self.count = 0
         options = LoRAOptions(max_loras=2, max_cpu_loras=2)
         clock = SimpleNamespace(monotonic=lambda: self.now)
         self.core = Places(SimpleNamespace(options=options, tell=self.host.tell, clock=clock))  # type: ignore[arg-type]

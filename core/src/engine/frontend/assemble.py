@@ -21,9 +21,9 @@ from engine.interfaces.router import Router
 from engine.interfaces.tokenizer import Tokenizer
 from engine.interfaces.tool_parser import ToolParser
 from engine.kv.tables import BlockTable
-from engine.plugin import HookRelay, Selection
-from engine.plugin.loading import load_entry_point
-from engine.plugin.points import LOGITS_PROCESSOR, REASONING_PARSER, ROUTER, SCHEDULING_POLICY, TOOL_PARSER
+from engine.plugin import HookRelay, Selection, points
+from engine.plugin.loading import brought, load_entry_point
+from engine.plugin.points import LOGITS_PROCESSOR, NODES, REASONING_PARSER, ROUTER, SCHEDULING_POLICY, TOOL_PARSER
 from engine.types.errors import ConfigError, InvalidRequestError, TokenizerError
 from engine.types.start import BrokenPlugin, CoreStart, WorkerReady, WorkerStart
 
@@ -76,6 +76,9 @@ def assemble_frontend(plan: Launch) -> Frontend:
     )
     if variables or plan.chat_template is not None:
         _try_chat(plan, inputs)
+    if plan.one(points.ADAPTER) is not None:
+        made = brought("adapter_tokenizers", "read the tokenizers of adapters")
+        inputs.of_adapters = made(plan.tokenizer.card, partial(_built, plan, plan.tokenizer), tokenizer, plan)
     outputs = OutputProcessor(tokenizer, hooks, plan.model_name)
     outputs.tokenizer_from = plan.tokenizer.candidate
     return Frontend(
@@ -103,13 +106,12 @@ def _try_chat(plan: Launch, inputs: InputProcessor) -> None:
             raise ConfigError("chat_template", error.found, remedy) from error
 
 
-def _built(plan: Launch, selection: Selection[Any] | None) -> Any:
-    """A body of the frontend's; None where nothing was chosen."""
+def _built(plan: Launch, selection: Selection[Any] | None, folder: str | None = None) -> Any:
+    """A body of the frontend's; None where nothing was chosen. folder: in place of the model's tokenizer's."""
     if selection is None:
         return None
-    return selection.build(
-        FrontContext(folder=plan.start.tokenizer_folder, files=plan.files, model=plan.model, options=selection.options)
-    )
+    folder = plan.start.tokenizer_folder if folder is None else folder
+    return selection.build(FrontContext(folder=folder, files=plan.files, model=plan.model, options=selection.options))
 
 
 def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router:
@@ -193,8 +195,10 @@ class Attached:
 
 
 def start_client(plan: Launch) -> CoreClient:
-    """The engine core in this process, or several in processes of their own; loaded and ready."""
-    if plan.config.data_parallel_size == 1:
+    """The engine core in this process; several, those of other machines, or one that steps together with others, in
+    processes of their own. Ready."""
+    parallel, nodes = plan.start.worker.parallel, plan.chosen(NODES)
+    if plan.config.data_parallel_size == parallel.dp == 1 and not any(one.card.several for one in nodes):
         from engine.loop.assemble import assemble_core
 
         return InProcessClient(assemble_core(plan.start, plan.registry))
@@ -205,9 +209,9 @@ def start_client(plan: Launch) -> CoreClient:
 
 def start_cores(plan: Launch, attached: Attached | None = None) -> RemoteClient:
     """Engine cores in processes of their own, which begin to load the model; or those that another process started."""
-    from engine.frontend.process_client import start_process  # with what speaks to processes: not every use needs it
-
-    connect = start_process if attached is None else attached.connect
+    if attached is None:
+        machines = brought("machines", "start engine cores").Machines(plan)
+    connect = machines.connect if attached is None else attached.connect
     if plan.config.data_parallel_size == 1:
         return connect(plan.start)
     context = ClientContext(
@@ -217,6 +221,7 @@ def start_cores(plan: Launch, attached: Attached | None = None) -> RemoteClient:
         connect=connect,
         router=partial(build_router, plan),
         owner=attached is None,
+        at_end=machines.close if attached is None else None,
     )
     make: Any = load_entry_point(client_of_several(plan.registry))
     client: RemoteClient = make(context)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
@@ -153,6 +153,7 @@ class InputProcessor:
         eos = dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids))
         # An id that the model cannot draw ends nothing, and is no index into its logits.
         self.eos_token_ids = [token for token in eos if 0 <= token < model.vocab_size]
+        self.of_adapters: Callable[[Adapter], Tokenizer] | None = None
         self._chat_template = chat_template
         self._chat_variables = chat_variables or {}
         self._seeds = random.Random(seed)
@@ -290,13 +291,15 @@ class InputProcessor:
                 self._filled_in(complete, room, (seed + index) & MAX_SEED, index)
                 for index in range(params.num_sequences)
             ]
-        count = len(filled_in)
+        count, ends, tokenizer = len(filled_in), self.eos_token_ids, self.tokenizer_of(parsed.adapter)
+        if tokenizer is not self.tokenizer:
+            ends = list({*ends, *tokenizer.eos_token_ids})
         requests = [
             EngineRequest(
                 request_id=request_id if count == 1 else f"{request_id}#{index}",
                 prompt_token_ids=ids,
                 params=one,
-                eos_token_ids=self.eos_token_ids if pooling is None else [],
+                eos_token_ids=ends if pooling is None else [],
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=parsed.cache_salt,
@@ -314,7 +317,8 @@ class InputProcessor:
         ]
         # Of a prompt that was cut its tokens say what is left, not its text.
         text = parsed.text if parsed.truncate is None else None
-        return RequestState(request_id, text, ids, params, requests, info, self.clock.monotonic(arrival_time))
+        arrived = self.clock.monotonic(arrival_time)
+        return RequestState(request_id, text, ids, params, requests, info, arrived, tokenizer=tokenizer)
 
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
         """With the ids of bad words. Raises InvalidRequestError for what does not go with this model, or with the
@@ -333,7 +337,7 @@ class InputProcessor:
         most = self.max_model_len if parsed.truncate == ALL_THAT_FITS else parsed.truncate
         if most is not None and len(ids) > most:
             text = parsed.text if parsed.token_ids is None and parsed.add_special_tokens else None
-            bare = None if text is None else partial(self._encode, text, False)
+            bare = None if text is None else partial(self._encode, text, False, parsed.adapter)
             ids = brought("truncation", "truncate a prompt that is pooled")(ids, most, bare)
         if len(ids) > self.max_model_len:
             raise PromptTooLongError(
@@ -351,6 +355,10 @@ class InputProcessor:
             return parsed
         return parsed._replace(text=rewrite(prompt=parsed.text, request=info))
 
+    def tokenizer_of(self, adapter: Adapter | None) -> Tokenizer:
+        """An adapter's own where it brings one, see `engine_kit.adapter_tokenizers`; else the model's."""
+        return self.tokenizer if adapter is None or self.of_adapters is None else self.of_adapters(adapter)
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -359,30 +367,32 @@ class InputProcessor:
         add_generation_prompt: bool = True,
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
+        adapter: Adapter | None = None,
     ) -> TextPrompt:
         """A conversation as a prompt, see `Tokenizer.render_chat`. A request's own template and variables go first."""
-        text = self.tokenizer.render_chat(
+        tokenizer = self.tokenizer_of(adapter)
+        text = tokenizer.render_chat(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
-            template=self._chat_template if template is None else template,
+            template=self._chat_template if template is None and tokenizer is self.tokenizer else template,
             variables={**self._chat_variables, **(variables or {})},
         )
         return TextPrompt(prompt=text, add_special_tokens=False)
 
-    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def tokenize(self, text: str, add_special_tokens: bool = True, adapter: Adapter | None = None) -> list[int]:
         """The ids that a prompt of this text has, where no hook rewrites it. Raises InvalidRequestError, TokenizerError
         for text that is no Unicode, and PromptTooLongError for one that is longer than any prompt."""
         self.check_characters(len(text))
         lower = self.model.pooler.lower_case and not self.model.generates
-        return self._encode(text.lower() if lower else text, add_special_tokens)
+        return self._encode(text.lower() if lower else text, add_special_tokens, adapter)
 
     def _ids(self, parsed: ParsedPrompt) -> list[int]:
         if parsed.token_ids is None:
             assert parsed.text is not None
             if parsed.truncate is None:
                 self.check_characters(len(parsed.text))
-            ids = self._encode(parsed.text, parsed.add_special_tokens)
+            ids = self._encode(parsed.text, parsed.add_special_tokens, parsed.adapter)
         else:
             ids = parsed.token_ids
         if not ids and parsed.embeds is None:
@@ -409,9 +419,9 @@ class InputProcessor:
                 "check that tokenizer and model belong together",
             )
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, adapter: Adapter | None) -> list[int]:
         try:
-            return self.tokenizer.encode(text, add_special_tokens)
+            return self.tokenizer_of(adapter).encode(text, add_special_tokens)
         except (UnicodeError, TypeError) as error:
             raise InvalidRequestError("tokenise a prompt", f"it is no valid Unicode text: {error}") from error
 

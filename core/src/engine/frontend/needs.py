@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 from engine.interfaces.adapter import OPERATIONS as ADAPTING
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.communicator import CommunicatorNeed
-from engine.interfaces.executor import ExecutorNeed
+from engine.interfaces.executor import ExecutorCard, ExecutorNeed
 from engine.interfaces.experts import OPERATIONS as EXPERT_OPERATIONS
 from engine.interfaces.experts import ExpertsNeed
 from engine.interfaces.kv_connector import KVConnectorNeed
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorNeed
 from engine.interfaces.model import ModelNeed
+from engine.interfaces.nodes import NodesNeed
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed, ops_needs
 from engine.interfaces.quantization import KINDS as QUANTIZED
 from engine.interfaces.quantization import QuantizationNeed, stored_form
@@ -189,11 +190,12 @@ def attention_needs(
     dtype: str,
     facts: PlatformFacts,
     size: int = 1,
+    shared: int = 1,
     kv_dtype: str | None = None,
     batch_invariant: bool = False,
 ) -> tuple[AttentionNeed, ...]:
     """What is asked of attention on each of `size` ranks, for each of the model's sites. The cache's elements have type
-    `kv_dtype`; None: `dtype`. See `AttentionNeed` for the others.
+    `kv_dtype`; None: `dtype`. See `AttentionNeed.of` for the others.
 
     Raises ConfigError where KV heads can be neither divided over the ranks nor copied evenly.
     """
@@ -201,7 +203,7 @@ def attention_needs(
     common = {"block_size": block_size, "dtype": dtype, "kv_dtype": kv_dtype or dtype, "features": features}
     place = {"device": facts.device, "framework": facts.framework}
     return tuple(
-        AttentionNeed.of(site, size, **common, **place, batch_invariant=batch_invariant) for site in model.sites
+        AttentionNeed.of(site, size, shared, **common, **place, batch_invariant=batch_invariant) for site in model.sites
     )
 
 
@@ -250,6 +252,12 @@ def _ops(facts: Facts) -> dict[str, OpsNeed]:
     return ops_needs(called, dtype=facts.dtype, batch_invariant=invariant, **facts.place)
 
 
+def _nodes_of_executor(facts: Facts, asks: Mapping[str, NodesNeed], registry: Registry) -> str | None:
+    """The driver that comes with the executor that the user names."""
+    named, (cards, _) = facts.config.asked("executor"), ranked(registry, points.EXECUTOR.name)
+    return next((cast("type[ExecutorCard]", card).nodes for one, card in cards if one.name == named), "") or None
+
+
 def _communicator(facts: Facts) -> dict[str, CommunicatorNeed]:
     parallel = facts.parallel
     groups = (parallel.tp, parallel.cp, parallel.dp, parallel.ep_size)
@@ -272,6 +280,15 @@ TABLE: tuple[Row[Any, Any], ...] = (
     Row(points.OPS, _ops, together=(("pack_linear", "linear"), EXPERT_OPERATIONS, ADAPTING), found=_defined_once),
     Row(points.COMMUNICATOR, _communicator, _several_ranks),
     Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(parallel=facts.parallel)}),
+    Row(
+        points.NODES,
+        lambda facts: {
+            "": NodesNeed(
+                num_cores=facts.config.data_parallel_size, parallel=facts.parallel, device=facts.platform.device
+            )
+        },
+        found=_nodes_of_executor,
+    ),
     Row(points.QUANTIZATION, quantization_needs, _has_layers, found=reads_stored),
     Row(
         points.EXPERTS,

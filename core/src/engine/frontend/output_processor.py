@@ -117,18 +117,19 @@ class OutputProcessor:
         for sequence in sequences:
             self._sequences[sequence.request_id] = request, sequence
         if request.params.prompt_logprobs is not None:
-            request.prompt_logprobs = PromptLogprobs(request.prompt_token_ids, self._tokenizer)
+            request.prompt_logprobs = PromptLogprobs(request.prompt_token_ids, request.tokenizer or self._tokenizer)
 
     def _new_sequences(self, request: RequestState) -> list[SequenceState]:
         params = request.params
         if request.requests[0].pooling is not None:
-            return [PooledSequence(request.request_id, params, self._tokenizer)]
+            return [PooledSequence(request.request_id, params, request.tokenizer or self._tokenizer)]
         stops = self._stop_strings(params.stop) if params.stop else None
         sequences: list[SequenceState] = []
+        tokenizer = request.tokenizer or self._tokenizer
         for index, one in enumerate(request.requests):
             filter_ = self._filter(request, index) if params.detokenize and params.max_tokens != 0 else None
             scanner = None if stops is None else stops.scanner()
-            parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, scanner
+            parts = one.request_id, index, params, request.prompt_token_ids, tokenizer, scanner
             if params.max_tokens == 0:
                 sequences.append(WarmingSequence(*parts))
             else:

@@ -319,6 +319,7 @@ class RequestState:
         news: by index of the sequence: (text, number of tokens) that came in the batch at hand.
         given_out: an output was.
         num_retries: how often it was sent again.
+        tokenizer: its adapter's, if not the output processor's.
     """
 
     request_id: str
@@ -338,6 +339,7 @@ class RequestState:
     news: dict[int, tuple[str, int]] = field(default_factory=dict)
     given_out: bool = False
     num_retries: int = 0
+    tokenizer: Tokenizer | None = None
 
 
 class RequestStream(AsyncIterator[RequestOutput]):

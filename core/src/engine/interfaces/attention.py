@@ -45,8 +45,8 @@ class AttentionNeed:
             `AttentionBatch.kv_index`), "tree" (drafts may branch: see `AttentionBatch.hidden`; a sliding window is
             longer than any path through a tree then), "sinks", "alibi" and "relative_bias" (layers that have them, see
             `AttentionLayer`), "two_sided" (a sliding window in layers of kind "encoder"), "lse" (`forward` is asked for
-            the logarithms of its sums, by which results over parts of a row's keys are put together; nothing in this
-            engine asks yet).
+            the logarithms of its sums, by which results over parts of a row's keys are put together: where ranks share
+            sequences).
         framework: "torch" or "jax".
         rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
             others are the latent.
@@ -69,11 +69,12 @@ class AttentionNeed:
     batch_invariant: bool = False
 
     @classmethod
-    def of(cls, site: KVSpec, size: int, **facts: Any) -> AttentionNeed:
+    def of(cls, site: KVSpec, size: int, shared: int = 1, **facts: Any) -> AttentionNeed:
         """What a layer asks on each of `size` ranks.
 
         Args:
             site: one of `ModelDescription.sites`.
+            shared: ranks that share the tokens of each sequence.
             facts: what is not the layer's: dtypes, device, block size, features, framework.
 
         Raises ConfigError where KV heads can be neither divided over the ranks nor copied evenly.
@@ -83,12 +84,14 @@ class AttentionNeed:
             facts["features"] |= {"kv_index"}
         if site.kind == "encoder" and site.sliding_window is not None:
             facts["features"] |= {"two_sided"}
+        if shared > 1:
+            facts["features"] |= {"kv_index", "lse"}
         return cls(
             kind=site.kind,
             head_size=site.head_size,
             num_q_heads=site.num_q_heads // size,
             num_kv_heads=kv_heads_on_rank(site.num_kv_heads, size),
-            sliding_window=site.sliding_window,
+            sliding_window=site.sliding_window and max(1, site.sliding_window // shared),
             soft_cap=site.soft_cap,
             rope_size=site.rope_size,
             **facts,

@@ -167,6 +167,7 @@ class ClientContext:
         connect: makes the client of one core, whose process starts then; again where one has died.
         router: makes the router, when all cores are ready.
         owner: this process starts the cores, and tells the user of their deaths.
+        at_end: to be called in `shutdown` when all cores have ended.
     """
 
     core: CoreStart
@@ -175,3 +176,4 @@ class ClientContext:
     connect: Callable[[CoreStart], OneCore]
     router: Callable[[Sequence[WorkerReady]], Router]
     owner: bool = True
+    at_end: Callable[[], None] | None = None

@@ -29,6 +29,7 @@ class CommunicatorNeed:
 
     Args:
         world_size: ranks of the group; of several groups, of the largest.
+        num_nodes: machines on which they run; unknown (1) when an engine starts, and asked again by each worker.
         device: torch's device string, where tensors lie.
         framework: "torch" or "jax".
         batch_invariant: a row's results have to have the same bits in every batch, see `engine.plugin.Card`.
@@ -38,6 +39,7 @@ class CommunicatorNeed:
     device: str
     framework: str = "torch"
     batch_invariant: bool = False
+    num_nodes: int = 1
 
 
 class CommunicatorCard(Card):
@@ -58,7 +60,8 @@ class Communicator(Protocol):
     """Collectives between all ranks of a group, at work.
 
     Built with a `WorkerContext`, on every rank of the group at once: its `group` says which rank this is, of how many,
-    and names a private directory, empty at first, that the ranks of this group alone share to find each other. A worker
+    and names a private directory, empty at first, that the ranks of this group alone share to find each other. On
+    several machines it is a prefix of names in the store `context.start.store` instead, and no absolute path. A worker
     may be in several groups; each has a body of its own.
 
     Every rank makes the same calls in the same order. Tensors are dense and on the group's device; a call may return

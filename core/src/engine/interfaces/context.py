@@ -15,6 +15,7 @@ from engine.types.start import WorkerStart
 if TYPE_CHECKING:
     import torch
 
+    from engine.interfaces.nodes import Nodes
     from engine.interfaces.ops import Ops
     from engine.interfaces.platform import Platform
 
@@ -95,6 +96,7 @@ class CoreContext:
             page formats, layout, or the drivers of checkpoint, model and quantization differ. What the keys begin with
             of a store that outlives the engine. b"" where no connector is at work.
         tell: for adapters: calls `told` of the halves in the workers; an answer of each.
+        nodes: for an executor: the machines on which its workers have seats; None: they run on this one.
         vocabulary: for an evictor, see `GrammarContext.vocabulary`. encode: a text's ids, without special tokens added.
     """
 
@@ -110,6 +112,7 @@ class CoreContext:
     clock: Clock = field(default_factory=SystemClock)
     identity: bytes = b""
     tell: Callable[..., list[Any]] | None = None
+    nodes: Nodes | None = None
     vocabulary: Callable[[], Sequence[bytes | None]] = tuple
     encode: Callable[[str], list[int]] | None = None
     options: Any = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -30,6 +30,11 @@ class ExecutorNeed:
 
 class ExecutorCard(Card):
     """Describes an executor."""
+
+    nodes: ClassVar[str] = ""
+    """The driver of point nodes that comes with it, where the user names none."""
+    apart: ClassVar[bool] = False
+    """Whether its workers are processes of their own, which it starts by `CoreContext.nodes` where that is given."""
 
 
 class StepFuture(Protocol):
@@ -115,7 +120,7 @@ def rank_starts(message: WorkerStart) -> list[WorkerStart]:
         msgspec.structs.replace(
             message, place=place, layout=_on_stage(message, place), drafts=message.drafts if place.draws else ()
         )
-        for place in places(message.parallel, message.model.num_layers, message.data_parallel_rank, message.meeting)
+        for place in places(message.parallel, message.model.num_layers, message.dp_rank, message.meeting)
     ]
 
 

@@ -74,6 +74,7 @@ def assemble_core(
         parallel=worker.parallel,
         vocabulary=(vocabulary := Vocabulary(start, registry)),
         encode=vocabulary.encode,
+        nodes=brought("machines", "start workers elsewhere").of_core(start.nodes) if start.nodes else None,
     )
     executor = _build("executor", start, registry, context)
     constraints: Constraints | None = None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed
     from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
     from engine.interfaces.model import ModelCard, ModelNeed
+    from engine.interfaces.nodes import NodesCard, NodesNeed
     from engine.interfaces.ops import OpsCard, OpsNeed
     from engine.interfaces.platform import PlatformCard, PlatformNeed
     from engine.interfaces.quantization import QuantizationCard, QuantizationNeed
@@ -236,10 +237,13 @@ COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(
     "CommunicatorCard",
     "all",
     "collectives between the ranks of a model; a comma-separated order, the first that accepts one takes it",
-    minor=1,
+    minor=2,
 )
 EXECUTOR: Point[ExecutorCard, ExecutorNeed] = Point(
-    "executor", "ExecutorCard", "one", "starts the workers, carries plans to them and merges their results", minor=1
+    "executor", "ExecutorCard", "one", "starts the workers, carries plans to them and merges their results", minor=2
+)
+NODES: Point[NodesCard, NodesNeed] = Point(
+    "nodes", "NodesCard", "one", "the machines on which cores and workers run, and how they are started there"
 )
 EVICTOR: Point[EvictorCard, None] = Point(
     "evictor", "EvictorCard", "one", "orders the cached KV pages that are given up first", minor=3
@@ -327,8 +331,8 @@ REASONING_PARSER: Point[ReasoningParserCard, ReasoningParserNeed] = Point(
 )
 
 _IN_ORDER: tuple[Point[Any, Any], ...] = (
-    *(PLATFORM, OPS, ATTENTION, COMMUNICATOR, EXECUTOR, EVICTOR, MODEL, QUANTIZATION, EXPERTS, ADAPTER, CHECKPOINT),
-    *(TOKENIZER, SCHEDULING_POLICY, KV_CONNECTOR, DRAFTER, LOGITS_PROCESSOR, ROUTER, GRAMMAR, TOOL_PARSER),
+    *(PLATFORM, OPS, ATTENTION, COMMUNICATOR, EXECUTOR, NODES, EVICTOR, MODEL, QUANTIZATION, EXPERTS, ADAPTER),
+    *(CHECKPOINT, TOKENIZER, SCHEDULING_POLICY, KV_CONNECTOR, DRAFTER, LOGITS_PROCESSOR, ROUTER, GRAMMAR, TOOL_PARSER),
     REASONING_PARSER,
 )
 POINTS: Mapping[str, Point[Any, Any]] = MappingProxyType({point.name: point for point in _IN_ORDER})

@@ -9,19 +9,17 @@ import contextlib
 import math
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import psutil
 import zmq
 
-from engine.process.wire import Inbox, Outbox, encode, remove_directory, write_frame
+from engine.process.local import LEAVE_SECONDS, LocalProcess, NodeProcess, out_of_memory_kills
+from engine.process.wire import Hello, Inbox, Link, Outbox, encode_to_send, opening
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Beat, Failed, Shutdown
 
@@ -32,21 +30,30 @@ LOOK_SECONDS = 0.1
 LONGEST_LOOK = 2.0
 """What one look counts at most as silence: a machine that slept, or a parent that was stopped, has not listened."""
 LAST_WORDS_SECONDS = 1.0
-LEAVE_SECONDS = 2.0
-"""How long the processes that a child started get to leave by themselves."""
-STACK_SECONDS = 0.5
-"""How long a hung child gets to write down where it hangs."""
-LONGEST_SOCKET_PATH = 107
-"""Bytes; what comes after is cut off by the system, or refused."""
-LONGEST_NAME = len("requests-000-0000000")
-"""Of a socket in a private directory."""
+ENDED_SECONDS = 0.005
+"""How often it is looked whether a child has ended."""
 
 _STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 
 
+class Elsewhere(NamedTuple):
+    """How a child is started that need not run on this machine.
+
+    Attributes:
+        spawn: starts it, see `engine.interfaces.nodes.Nodes.spawn`: of a module, its start, and what it is.
+        here, there: addresses of this machine and of the child's; "" where both are one.
+        timeout: seconds after which a connection without a sign of life is lost.
+    """
+
+    spawn: Callable[[str, bytes, str], NodeProcess]
+    here: str = ""
+    there: str = ""
+    timeout: float = math.inf
+
+
 class Child(Generic[T]):
-    """`python -m MODULE DIRECTORY`, in a session of its own: Ctrl-C in a terminal reaches this process alone, which
-    then stops its children in order. `module` calls `engine.process.run.run`.
+    """`python -m MODULE DIRECTORY`, which calls `engine.process.run.run`. On this machine it is spoken to over Unix
+    sockets, elsewhere over TCP, encrypted by keys that both have of its start message.
 
     Any thread may send, ask it to stop, end and kill it; one at a time may receive. What it says is heard until it is
     `lost`: it ended, failed, sent what cannot be read, or said nothing for `silence` seconds. `death` then says who is
@@ -60,10 +67,12 @@ class Child(Generic[T]):
         silence: seconds; a child that says nothing sends a `Beat` now and then.
         patience: the flag that allows it more, for errors.
         pass_fds: descriptors that it inherits.
+        elsewhere: None: it runs on this machine.
 
     Attributes:
         inbox: what it is heard with.
-        directory: private to both. Sockets lie in it; it is removed when either ends.
+        directory: private to it, on its machine. Sockets lie in it; it is removed when either ends.
+        remote: it is on another machine, whose process ids say nothing here.
         ready: it has said something, and hears what is sent.
         stopping: `ask_to_stop` was called.
         failed: it said `Failed`, or what cannot be read. Nothing is heard of it any more.
@@ -81,59 +90,81 @@ class Child(Generic[T]):
         silence: float = math.inf,
         patience: str = "--step-timeout",
         pass_fds: Sequence[int] = (),
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._what = what
         self._silence_limit = silence
         self._patience = patience
         self._owner = os.getpid()
-        self.directory = _private_directory(what)
         self.stopping = threading.Event()
         self.ready = False
         self.failed = False
+        self.remote = elsewhere is not None and bool(elsewhere.there)
         self._garbled = False
+        self._cut = False
         self._error: EngineError | None = None
         self._heard = True
         self._looked = time.monotonic()
         self._silence = 0.0
-        self._kills = _out_of_memory_kills()
+        self._kills = out_of_memory_kills()
         self._sending = threading.Lock()
-        self._used = contextlib.ExitStack()  # sockets and directory
-        self._used.callback(remove_directory, self.directory)
+        self._outbox: Outbox | None = None
+        self._early: list[bytes] = []  # told before it was heard where it listens
+        self._used = contextlib.ExitStack()  # sockets, and what is left of the process
+        kinds = reply | Beat | Failed | Hello
+        link = Link()
         try:
-            self.inbox: Inbox[T | Beat | Failed] = Inbox(reply | Beat | Failed, f"ipc://{self.directory}/outputs")
-            self._used.callback(self.inbox.close)
-            self._outbox = Outbox(f"ipc://{self.directory}/requests")
-            self._used.callback(self._outbox.drop)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, self.directory],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-                pass_fds=pass_fds,
-            )
-        except (OSError, zmq.ZMQError) as error:
-            self.close()
+            if elsewhere is not None and self.remote:
+                link, secret = Link.between(elsewhere.there, elsewhere.timeout)
+                self.inbox: Inbox[T | Beat | Failed | Hello] = Inbox(kinds, f"tcp://{elsewhere.here}:*", secret)
+                self._used.callback(self.inbox.close)
+                link = msgspec.structs.replace(link, outputs=self.inbox.address)
+            self._link = link
+            if elsewhere is None:
+                self._process: NodeProcess = LocalProcess(module, opening(link, start), what, pass_fds)
+            else:
+                self._process = elsewhere.spawn(module, opening(link, start), what)
+        except zmq.ZMQError as error:
+            self._used.close()
             raise EngineDeadError(f"start {what}", str(error), "the system's limits may say why") from error
-        except BaseException:  # a signal: what is half started sees the end of its pipe
-            self.close()
+        except BaseException:
+            self._used.close()
             raise
+        self.directory = self._process.directory
+        self._used.callback(self._process.close)
+        if self.remote:
+            return
         try:
-            assert self._process.stdin is not None
-            write_frame(self._process.stdin, encode(start))
-        except OSError as error:
+            self.inbox = Inbox(kinds, f"ipc://{self.directory}/outputs")
+            self._used.callback(self.inbox.close)
+            self._connect(f"ipc://{self.directory}/requests")
+        except BaseException as error:
             self.end(0)
             self.close()
-            raise EngineDeadError(f"start {what}", f"it ended at once ({error})") from error
+            if not isinstance(error, (OSError, zmq.ZMQError)):
+                raise
+            raise EngineDeadError(f"start {what}", str(error), "the system's limits may say why") from error
 
     # -- speaking ------------------------------------------------------------------------------------------------------
     def send(self, message: Any) -> None:
         """Queue a message; never blocks. A dead child swallows it."""
-        with self._sending:  # whoever stops it may be another than who speaks to it
-            self._outbox.put(message)
+        self.send_encoded(encode_to_send(message))
 
     def send_encoded(self, data: bytes) -> None:
         """Queue what `wire.encode` made."""
+        with self._sending:  # whoever stops it may be another than who speaks to it
+            if self._outbox is None:
+                self._early.append(data)
+            else:
+                self._outbox.put_encoded(data)
+
+    def _connect(self, address: str) -> None:
+        """Tell it what was to be told, now that it is known where it listens."""
         with self._sending:
-            self._outbox.put_encoded(data)
+            self._outbox = Outbox(address, self._link.orders_key, self._link.timeout)
+            self._used.callback(self._outbox.drop)
+            for data in self._early:
+                self._outbox.put_encoded(data)
 
     def fileno(self) -> int:
         """For event loops: see `Inbox.fileno`."""
@@ -152,6 +183,8 @@ class Child(Generic[T]):
             self._heard = True
             if isinstance(message, Failed):
                 self._fail(rebuild_error(message.error))
+            elif isinstance(message, Hello):
+                self._connect(message.orders)
             elif not isinstance(message, Beat):
                 self.ready = True
                 return message
@@ -182,12 +215,23 @@ class Child(Generic[T]):
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """See `NodeProcess.poll`."""
         return self._process.poll()
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def describe(self) -> str:
+        """See `NodeProcess.describe`."""
+        return self._process.describe()
+
+    @property
+    def cut(self) -> bool:
+        """The connection to one elsewhere was lost."""
+        with self._sending:
+            self._cut = self._cut or (self._outbox is not None and self._outbox.lost())
+        return self._cut
 
     def lost(self) -> bool:
         """Whether nothing is to be expected of it any more. To be asked now and then while nothing comes: it is
@@ -199,51 +243,53 @@ class Child(Generic[T]):
             self._silence += min(now - self._looked, LONGEST_LOOK)
         self._looked = now
         heard, self._heard = self._heard, False  # of one that has ended, there may be more to hear
-        return self.failed or self._silence >= self._silence_limit or not (heard or self.alive)
+        return self.failed or self._silence >= self._silence_limit or not (heard or (self.alive and not self.cut))
 
     def death(self) -> EngineError:
         """Why it is lost; ends it where it lives. May take seconds: for its last words, and to leave."""
         if self._garbled:
             self.kill()
-        elif self._error is None and not self.alive:
+        elif self._error is None and (self.cut or not self.alive):
             self._hear_last_words()
         if self._error is None:
-            self._error = self._hung() if self.alive else self._ended()
+            self._error = self._ended() if self.cut or not self.alive else self._hung()
         return self._error
 
     def _hear_last_words(self) -> None:
-        """What a process that left by itself sent before may still be on its way."""
+        """What a process that left by itself sent before may still be on its way, and how one elsewhere ended."""
         deadline = time.monotonic() + LAST_WORDS_SECONDS
-        while self._process.returncode >= 0 and not self.failed and (left := deadline - time.monotonic()) > 0:
-            if self.inbox.wait(left):
+        while (self.code or 0) >= 0 and not self.failed and (left := deadline - time.monotonic()) > 0:
+            if self.inbox.wait(min(left, LOOK_SECONDS)):
                 self.take()
+            elif self.cut and self.code is not None:
+                break
 
     def _ended(self) -> EngineDeadError:
-        code = self._process.returncode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if code == -signal.SIGKILL and _out_of_memory_kills() > self._kills:
-            how += ", and the system has run out of memory"
+        code, how = self.code, self.describe()
         state = "running" if self.ready else "starting"
+        if code is None:
+            self.kill()
+            remedy = "its machine may have gone, or the network: look there, and start it again"
+            return EngineDeadError(f"the connection to {self._what} was lost while {state}", how, remedy)
+        if not self.remote:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if code == -signal.SIGKILL and not self.remote and out_of_memory_kills() > self._kills:
+            how += ", and the system has run out of memory"
         return EngineDeadError(f"{self._what}'s process ended while {state}", how, "its log says why; start it again")
 
     def _hung(self) -> EngineDeadError:
         """It is silent: let it say where it hangs, and end it."""
-        state = ""
-        with contextlib.suppress(psutil.Error):
-            state = f", {psutil.Process(self.pid).status()}"
-            if hasattr(signal, "SIGUSR1"):
-                self._process.send_signal(signal.SIGUSR1)
-                time.sleep(STACK_SECONDS)
-        self.kill()
+        how = self.describe()
+        self._process.kill(hangs=True)
         return EngineDeadError(
             f"wait for {self._what}",
-            f"no sign of life for {self._silence_limit:g} s (process {self.pid}{state}); it was ended",
+            f"no sign of life for {self._silence_limit:g} s ({how}); it was ended",
             f"its log says where it hung; if it may be silent for so long, raise {self._patience}",
         )
 
     def _unreadable(self, error: msgspec.DecodeError) -> None:
         self._garbled = True
-        found = f"{error} (process {self.pid}); it was ended"
+        found = f"{error} ({self.describe()}); it was ended"
         remedy = "use the same version of Engine in all processes, and report this"
         self._fail(EngineDeadError(f"read what {self._what} sent", found, remedy))
 
@@ -260,12 +306,13 @@ class Child(Generic[T]):
         if self.ready:
             self.send(Shutdown())
         else:  # it reads no messages yet; it leaves at once when the pipe ends
-            self._close_pipe()
+            self._process.let_go()
 
     def wait(self, timeout: float) -> bool:
         """Whether it ends by itself within so many seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
+        deadline = time.monotonic() + timeout
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(ENDED_SECONDS)
         return not self.alive
 
     def end(self, grace: float) -> int:
@@ -273,34 +320,23 @@ class Child(Generic[T]):
         if os.getpid() != self._owner:  # a fork of the owner has a copy of this object
             return 0
         self.ask_to_stop()
-        if not self.wait(grace):
+        if self.cut or not self.wait(grace):
             self.kill()
-        self._close_pipe()
-        return self._process.wait()
+        self._process.let_go()
+        return self.code or 0
 
     def kill(self) -> None:
-        """End it. Those that it started see that, and leave in order, or are ended: they may be stopped."""
-        children: list[psutil.Process] = []
-        if self.alive:  # of one that has ended, another may have the number by now
-            with contextlib.suppress(psutil.Error):
-                children = psutil.Process(self.pid).children(recursive=True)
+        """End it, with those that it started."""
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(LEAVE_SECONDS)
-        for child in psutil.wait_procs(children, LEAVE_SECONDS)[1]:
-            with contextlib.suppress(psutil.Error):
-                child.kill()
+        self.wait(LEAVE_SECONDS)
 
     def close(self) -> None:
         """Free sockets and directory, once it has ended and nobody receives any more. Idempotent."""
         if os.getpid() != self._owner:
             return
+        with self._sending:
+            self._outbox = None
         self._used.close()
-
-    def _close_pipe(self) -> None:
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
 
 
 class ProcessTree:
@@ -324,28 +360,3 @@ class ProcessTree:
                 if process.status() in _STOPPED:
                     return True
         return False
-
-
-def _private_directory(what: str) -> str:
-    """A new directory that only this user may enter, for sockets whose names are at most LONGEST_NAME bytes: in the
-    system's temporary folder, or in /tmp where that folder's path is too long for sockets. Raises EngineDeadError
-    where none can be made: no such folder, not writable, full."""
-    try:
-        directory = tempfile.mkdtemp(prefix="engine-")
-        if len(os.fsencode(directory)) + 1 + LONGEST_NAME > LONGEST_SOCKET_PATH:
-            os.rmdir(directory)
-            directory = tempfile.mkdtemp(prefix="engine-", dir="/tmp")
-    except OSError as error:
-        raise EngineDeadError(
-            f"start {what}",
-            f"no directory can be made for its sockets: {error}",
-            "free space in the temporary folder, or name another one in TMPDIR",
-        ) from error
-    return directory
-
-
-def _out_of_memory_kills() -> int:
-    """How many processes this machine has ended for want of memory; 0 where the system does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/vmstat") as vmstat:
-        return int(vmstat.read().partition("\noom_kill ")[2].split()[0])
-    return 0

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from engine.process.wire import Parent, decoder, read_frame, remove_directory
+from engine.process.wire import Link, Parent, decoder, read_frame, remove_directory
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Failed
 
@@ -23,6 +23,8 @@ FAILED = 1
 """The exit code of a process that told why it ends."""
 PARENT_DIED = 3
 """The exit code of a process whose parent has gone."""
+CONNECT_SECONDS = 30.0
+"""How long a connection to another machine may take."""
 
 
 def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], int]) -> NoReturn:
@@ -41,9 +43,13 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
     directory = sys.argv[1]
-    message = _take_start(start, directory)
-    parent: Parent[Any] = Parent(heard, directory)
+    link, message = _take_start(start, directory)
+    parent: Parent[Any] = Parent(heard, directory, link)
+    closing = threading.Event()
     threading.Thread(target=_watch_parent, args=(directory,), name="parent", daemon=True).start()
+    if link.outputs:
+        watch = threading.Thread(target=_watch_link, args=(parent, link, closing), name="link", daemon=True)
+        watch.start()
     code = FAILED
     with parent.at_end:
         try:
@@ -55,6 +61,7 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
         except Exception as error:  # a bug, or the machine
             log.error("%s ends", what, exc_info=error)
             parent.send(Failed(EngineDeadError(f"run {what}", f"{type(error).__name__}: {error}").parts))
+        closing.set()
         parent.outbox.close()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -63,11 +70,12 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
     os._exit(code)  # threads that wait on sockets, and those of communicators, need no farewell
 
 
-def _take_start(kind: Any, directory: str) -> Any:
-    """The message from standard input, whose other end the parent keeps open: see `_watch_parent`. The process leaves
-    where that is closed before a whole message has come."""
+def _take_start(kind: Any, directory: str) -> tuple[Link, Any]:
+    """The messages from standard input, whose other end the parent keeps open: see `_watch_parent`. The process leaves
+    where that is closed before both have come whole."""
     try:
-        return decoder(kind).decode(read_frame(sys.stdin.buffer))
+        link: Link = decoder(Link).decode(read_frame(sys.stdin.buffer))
+        return link, decoder(kind).decode(read_frame(sys.stdin.buffer))
     except EOFError:
         _leave(directory)
 
@@ -80,6 +88,14 @@ def _watch_parent(directory: str) -> None:
         while os.read(pipe, 1):
             pass
     _leave(directory)
+
+
+def _watch_link(parent: Parent[Any], link: Link, closing: threading.Event) -> None:
+    """The same where the parent is on another machine: the connection to it is the pipe."""
+    parent.outbox.wait_until_lost(max(link.timeout, CONNECT_SECONDS))
+    if not closing.is_set():
+        log.error("the connection to the parent process, at %s, was lost", link.outputs)
+        _leave(parent.directory)
 
 
 def _leave(directory: str) -> NoReturn:

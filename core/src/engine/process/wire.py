@@ -3,6 +3,9 @@
 The one codec is msgpack by msgspec, arrays as (dtype, shape, bytes). Numbers of type bfloat16, which numpy does not
 have, are arrays of dtype `BFLOAT16`. Nothing is ever pickled. Unknown fields are ignored by the decoder, so a field may
 be added without a flag day. ZeroMQ's own threads send and receive; nothing blocks.
+
+On one machine sockets lie in a private directory. Between machines they are TCP, encrypted and authenticated by CURVE:
+who hears has a key of its own, and only who was given its public half, in a start message, can speak to it.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import IO, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -28,6 +33,8 @@ log = logging.getLogger("engine.process")
 
 RECONNECT_MILLISECONDS = 20
 """How soon an end looks again for one that has not been bound yet."""
+WATCH_MILLISECONDS = 200
+"""How often whoever waits for the end of a connection looks whether it is closed at this end."""
 LINGER_MILLISECONDS = 2000
 """How long an end that closes waits until its last message is on its way."""
 
@@ -82,10 +89,45 @@ def read_frame(pipe: IO[bytes]) -> bytes:
     return data
 
 
-def write_frame(pipe: IO[bytes], data: bytes) -> None:
-    """The counterpart of `read_frame`."""
-    pipe.write(len(data).to_bytes(8, "little") + data)
-    pipe.flush()
+def framed(data: bytes) -> bytes:
+    """What `read_frame` reads."""
+    return len(data).to_bytes(8, "little") + data
+
+
+class Link(msgspec.Struct, frozen=True):
+    """How a child and its parent speak to each other. The default: by Unix sockets in the child's directory.
+
+    Args:
+        outputs: the address at which the parent hears.
+        here: the address of the child's own machine, at which it listens.
+        outputs_key, orders_key: the public keys of who hears: the parent, the child.
+        orders_secret: the child's secret one.
+        timeout: seconds after which a connection without a sign of life is lost.
+    """
+
+    outputs: str = ""
+    here: str = ""
+    outputs_key: bytes = b""
+    orders_key: bytes = b""
+    orders_secret: bytes = b""
+    timeout: float = 0.0
+
+    @classmethod
+    def between(cls, there: str, timeout: float) -> tuple[Link, bytes]:
+        """One of new keys to a machine of this address, without `outputs` yet, and the parent's secret key."""
+        (outputs_key, secret), (orders_key, orders_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+        return cls("", there, outputs_key, orders_key, orders_secret, timeout), secret
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The first message of a child on another machine: the address at which it hears."""
+
+    orders: str
+
+
+def opening(link: Link, start: Any) -> bytes:
+    """What a child reads from its standard input: see `engine.process.run`."""
+    return framed(encode(link)) + framed(encode(start))
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------------
@@ -94,12 +136,14 @@ class Inbox(Generic[T]):
 
     Args:
         kind: of the messages: a struct, or a union of tagged ones.
-        address: to bind.
+        address: to bind; "tcp://HOST:*" takes a free port.
+        secret: of TCP: the secret key of who may be spoken to by those alone who know the public one.
     """
 
-    def __init__(self, kind: Any, address: str) -> None:
+    def __init__(self, kind: Any, address: str, secret: bytes = b"") -> None:
         self._context = zmq.Context()
-        self.socket = _socket(self._context, zmq.PULL, address)
+        options: dict[int, Any] = {zmq.CURVE_SERVER: 1, zmq.CURVE_SECRETKEY: secret} if secret else {}
+        self.socket = _socket(self._context, zmq.PULL, address, options)
         self._decode: Callable[[bytes], T] = decoder(kind).decode
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)
@@ -108,6 +152,11 @@ class Inbox(Generic[T]):
         """From now on `wait` and `get` also return when one of these is readable."""
         for file in files:
             self._poller.register(file, zmq.POLLIN)
+
+    @property
+    def address(self) -> str:
+        """Where it was bound last."""
+        return cast(bytes, self.socket.get(zmq.LAST_ENDPOINT)).decode()
 
     def fileno(self) -> int:
         """A descriptor that becomes readable, once, when messages come: then `take` until there is none."""
@@ -163,21 +212,60 @@ def wait_for_any(inboxes: Sequence[Inbox[Any]], timeout: float) -> None:
     poller.poll(round(timeout * 1000))
 
 
-class Outbox:
-    """What tells another. One thread at a time. What is told before the other end has bound its address waits."""
+def encode_to_send(message: Any) -> bytes:
+    """`encode`. Raises EngineDeadError for what cannot travel: somebody would wait for it for ever."""
+    try:
+        return encode(message)
+    except Exception as error:  # what a driver put into an output, say
+        log.error("a message to another process could not be encoded", exc_info=error)
+        raise EngineDeadError("tell another process", f"{type(error).__name__}: {error}") from error
 
-    def __init__(self, address: str) -> None:
+
+class Outbox:
+    """What tells another. One thread at a time. What is told before the other end has bound its address waits.
+
+    Args:
+        address: to connect to.
+        key: of TCP: the public key of who hears there.
+        timeout: of TCP: seconds after which a connection without a sign of life is lost.
+    """
+
+    def __init__(self, address: str, key: bytes = b"", timeout: float = 0.0) -> None:
         self._context = zmq.Context()  # its own, so that it can end, which waits until the last message is on its way
-        self._socket = _socket(self._context, zmq.PUSH, address)
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._made = False
+        self._closed = False
+        if not key:
+            self._socket = _socket(self._context, zmq.PUSH, address)
+            return
+        public, secret = zmq.curve_keypair()
+        options: dict[int, Any] = {zmq.CURVE_SERVERKEY: key, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret}
+        options |= {zmq.HEARTBEAT_IVL: round(250 * timeout), zmq.HEARTBEAT_TIMEOUT: round(750 * timeout)}
+        options |= {zmq.HANDSHAKE_IVL: round(1000 * timeout)}
+        self._socket = _socket(self._context, zmq.PUSH, "", options)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+
+    def lost(self) -> bool:
+        """Whether the connection has broken, or gave no sign of life for too long: of TCP. One thread asks."""
+        while self._monitor is not None and self._monitor.poll(0):
+            self._made = True
+            if int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder) == zmq.EVENT_DISCONNECTED:
+                return True
+        return False
+
+    def wait_until_lost(self, patience: float) -> None:
+        """Return when it has, or is not made within so many seconds, or this end is closed."""
+        assert self._monitor is not None
+        until = time.monotonic() + patience
+        with contextlib.suppress(zmq.ContextTerminated):
+            while not (self.lost() or self._closed or (not self._made and time.monotonic() > until)):
+                self._monitor.poll(WATCH_MILLISECONDS)
+        self._monitor.close()
 
     def put(self, message: Any) -> None:
-        """Tell it; never blocks. Raises EngineDeadError for what cannot travel: somebody would wait for it for ever."""
-        try:
-            data = encode(message)
-        except Exception as error:  # what a driver put into an output, say
-            log.error("a message to another process could not be encoded", exc_info=error)
-            raise EngineDeadError("tell another process", f"{type(error).__name__}: {error}") from error
-        self._socket.send(data)
+        """Tell it; never blocks. Raises EngineDeadError as `encode_to_send`."""
+        self._socket.send(encode_to_send(message))
 
     def put_encoded(self, data: bytes) -> None:
         """Tell what `wire.encode` made."""
@@ -189,6 +277,7 @@ class Outbox:
 
     def close(self) -> None:
         """Wait until all is on its way, for a moment at most."""
+        self._closed = True
         self._socket.close(linger=LINGER_MILLISECONDS)
         self._context.term()
 
@@ -202,12 +291,17 @@ def remove_directory(directory: str) -> None:
     shutil.rmtree(nameless, ignore_errors=True)
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+def _socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, options: Mapping[int, Any] = MappingProxyType({})
+) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
     socket.set_hwm(0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
+    for option, value in options.items():
+        socket.set(option, value)
     try:
-        (socket.bind if kind == zmq.PULL else socket.connect)(address)
+        if address:
+            (socket.bind if kind == zmq.PULL else socket.connect)(address)
     except zmq.ZMQError:
         context.destroy(linger=0)
         raise
@@ -220,17 +314,21 @@ class Parent(Generic[T]):
     Args:
         heard: the type of what it says: a union of tagged structs.
         directory: private to both.
+        link: how they speak to each other.
 
     Attributes:
         inbox, outbox: what it is heard and told with.
         at_end: what is to be ended when all that was told is on its way.
     """
 
-    def __init__(self, heard: Any, directory: str) -> None:
+    def __init__(self, heard: Any, directory: str, link: Link = Link()) -> None:  # noqa: B008 - it is frozen
         self.directory = directory
-        self.inbox: Inbox[T] = Inbox(heard, f"ipc://{directory}/requests")
-        self.outbox = Outbox(f"ipc://{directory}/outputs")
         self.at_end = contextlib.ExitStack()
+        orders = f"tcp://{link.here}:*" if link.outputs else f"ipc://{directory}/requests"
+        self.inbox: Inbox[T] = Inbox(heard, orders, link.orders_secret)
+        self.outbox = Outbox(link.outputs or f"ipc://{directory}/outputs", link.outputs_key, link.timeout)
+        if link.outputs:
+            self.send(Hello(self.inbox.address))
 
     def send(self, message: Any) -> None:
         """Tell the parent; never blocks. Raises EngineDeadError for what cannot travel."""

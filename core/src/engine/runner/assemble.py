@@ -29,7 +29,7 @@ from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed, KVC
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
 from engine.interfaces.ops import Ops, ops_needs
-from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
+from engine.interfaces.platform import STREAM, CapturesDrafts, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationCard, QuantizationNeed, stored_form
 from engine.interfaces.step import StepPart
 from engine.plugin import Registry, Selection
@@ -126,7 +126,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         starts = [start.of_draft(draft) for draft in start.drafts]
         of_drafts = [_ManifestChoices(one, registry) for one in starts]
         context = replace(context, ops=_ops(start, [chosen, *of_drafts], context))
-        attention = _attention(start, chosen, context)
+        attention = _attention(start, chosen, context, groups.get("cp"))
         assert context.ops is not None
         adapters = chosen.build("adapter", "", None, context, "worker") if chosen.names("adapter") else None
         lent = frozenset[str]().union(*(draft.shares for draft in start.drafts))
@@ -189,6 +189,8 @@ def _not_captured(
         reasons.append("experts with adapters are computed one by one")
     if not attention.captures("decode", "uniform", "any"):
         reasons.append("the attention's steps cannot be replayed")
+    if start.parallel.cp > 1 and card.recorder not in STREAM:
+        reasons.append(f"how ranks that share sequences join their results is not recorded by '{card.recorder}'")
     model = chosen.fit("model", "", None)
     recorders = chosen.model.captured_by
     if recorders is not None and card.recorder not in recorders:
@@ -335,11 +337,15 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
             if (same := of_members.get(place.members)) is not None:
                 groups[name] = same
                 continue
-            place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(place.rendezvous, mode=0o700)
+            nodes = len({start.seats[rank].node for rank in place.members}) if start.seats else 1
+            if nodes == 1:
+                place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(place.rendezvous, mode=0o700)
             invariant = start.batch_invariant and name != "pp"  # stages add nothing up
-            need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=invariant)
+            need = CommunicatorNeed(
+                world_size=place.size, device=start.device, batch_invariant=invariant, num_nodes=nodes
+            )
             # A driver was chosen for the largest group; one that cannot serve a smaller one leaves it to the others.
             fit = [selection for selection in chosen.communicators if not selection.card.unsupported(need)]
             communicators: list[Communicator] = []
@@ -385,7 +391,9 @@ def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContex
     )
 
 
-def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> AttentionLayers:
+def _attention(
+    start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext, shares: ProcessGroup | None
+) -> AttentionLayers:
     sites, models = start.sites, (start.model, *(draft.model for draft in start.drafts))
     needs = []
     backends: dict[str, Backend] = {}
@@ -393,10 +401,11 @@ def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCont
         need = AttentionNeed.of(
             sites[group.sites[0]],
             size=start.parallel.tp,
+            shared=start.parallel.cp,
             dtype=start.dtype,
             kv_dtype=start.kv_cache_dtype or start.dtype,
             device=start.device,
-            block_size=start.layout.block_size,
+            block_size=start.layout.block_size // start.parallel.cp,
             features=frozenset(models[group.model].attention_features),
             batch_invariant=start.batch_invariant,
         )
@@ -406,7 +415,7 @@ def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCont
             backends[group.kind] = StateBackend(context.platform, sites, start.parallel.tp)
             continue
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
-    return AttentionLayers(start.layout, sites, tuple(needs), backends)
+    return AttentionLayers(start.layout, sites, tuple(needs), backends, shares)
 
 
 def _quantization(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> dict[str, Quantization]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from engine.distributed.group import ProcessGroup
 from engine.interfaces.attention import (
     AttentionBatch,
     AttentionLayer,
@@ -36,10 +37,13 @@ class LayerAttention:
         rotates: its driver rotates queries and keys where it writes.
     """
 
-    __slots__ = ("_backend", "_cache", "_plans", "layer", "rotates")
+    __slots__ = ("_backend", "_cache", "_plans", "_shares", "layer", "rotates")
 
-    def __init__(self, layer: AttentionLayer, backend: Any, plans: list[Any]) -> None:
+    def __init__(
+        self, layer: AttentionLayer, backend: Any, plans: list[Any], shares: ProcessGroup | None = None
+    ) -> None:
         self.layer = layer
+        self._shares = shares
         self.rotates = layer.group.kind != "encoder" and hasattr(backend, "write_rotated")
         self._backend = backend
         self._plans = plans
@@ -71,9 +75,21 @@ class LayerAttention:
             self._backend.write(self.layer, k, v, cache, plan)
         else:
             q, k = self._backend.write_rotated(self.layer, q, k, v, rotation, cache, plan)
+        return self._attend(q, q, k, v, cache, plan).view(len(q), -1)
+
+    def _attend(self, q: torch.Tensor, *inputs: Any) -> torch.Tensor:
+        """What the backend makes of queries like q [T, Hq, D]: with those of the ranks that share sequences, each of
+        which has some of the keys."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._backend.forward(self.layer, q, k, v, cache, plan, out)
-        return out.view(len(q), -1)
+        if self._shares is None:
+            self._backend.forward(self.layer, *inputs, out)
+            return out
+        precise = torch.float64 if q.dtype == torch.float64 else torch.float32
+        lse = torch.empty(q.shape[:2], dtype=precise, device=q.device)
+        self._backend.forward(self.layer, *inputs, out, lse)
+        total = self._shares.all_gather(lse.unsqueeze(0)).logsumexp(0)
+        weight = (lse - total).exp_().nan_to_num_()  # padding sees no key on any rank
+        return self._shares.all_reduce(out * weight.unsqueeze(-1)).to(q.dtype)
 
 
 class EncoderAttention(LayerAttention):
@@ -119,9 +135,7 @@ class LatentLayerAttention(LayerAttention):
         """q_latent [T, Hq, C], q_rope [T, Hq, P], latent [T, C], rope_key [T, P] -> [T, Hq, C]."""
         cache, plan = self._cache, self._plans[self.layer.group.index]
         self._backend.write(self.layer, latent, rope_key, cache, plan)
-        out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
-        self._backend.forward(self.layer, q_latent, q_rope, cache, plan, out)
-        return out
+        return self._attend(q_latent, q_latent, q_rope, cache, plan)
 
 
 class AttentionLayers:
@@ -135,6 +149,7 @@ class AttentionLayers:
         sites: the specs whose places the layout's groups name.
         needs: of each group.
         backends: the body for each kind of layer.
+        shares: the ranks that share sequences; None where this one has them whole.
 
     Attributes:
         layout, groups: the pool's form, and its groups.
@@ -146,8 +161,14 @@ class AttentionLayers:
     """
 
     def __init__(
-        self, layout: KVLayout, sites: Sequence[KVSpec], needs: tuple[AttentionNeed, ...], backends: dict[str, Backend]
+        self,
+        layout: KVLayout,
+        sites: Sequence[KVSpec],
+        needs: tuple[AttentionNeed, ...],
+        backends: dict[str, Backend],
+        shares: ProcessGroup | None = None,
     ) -> None:
+        self._shares = shares
         self.layout = layout
         self.groups = layout.groups
         beside = any(group.kind == "cross" for group in layout.groups)
@@ -176,13 +197,13 @@ class AttentionLayers:
             layer, scale, model, sinks=sinks, alibi_slopes=alibi_slopes, relative_bias=relative_bias
         )
         kind = EncoderAttention if given.group.kind == "encoder" else LayerAttention
-        self.sites[site] = made = kind(given, self.backend(given.group), self.plans)
+        self.sites[site] = made = kind(given, self.backend(given.group), self.plans, self._shares)
         return made
 
     def latent(self, layer: int, scale: float, model: int = 0) -> LatentLayerAttention:
         """The attention of a model's layer of this index, which is of kind "mla". Raises as `__call__`."""
         given, site = self.given(layer, scale, model)
-        self.sites[site] = made = LatentLayerAttention(given, self.backend(given.group), self.plans)
+        self.sites[site] = made = LatentLayerAttention(given, self.backend(given.group), self.plans, self._shares)
         return made
 
     def cross(self, layer: int, scale: float, model: int = 0) -> CrossAttention:

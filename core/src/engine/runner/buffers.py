@@ -137,14 +137,23 @@ class StepBuffers:
         tables: the slots'.
         groups: of attention.
         max_rows, max_tokens: padding included.
+        share: (rank, size) among those that share sequences: token p's key lies on rank p % size, at place p // size.
 
     Attributes:
         hidden: int64 [max_tokens], of the batches of several tokens a row; None where no drafts branch.
     """
 
     def __init__(
-        self, platform: Platform, tables: SlotTables, groups: Sequence[KVGroup], max_rows: int, max_tokens: int
+        self,
+        platform: Platform,
+        tables: SlotTables,
+        groups: Sequence[KVGroup],
+        max_rows: int,
+        max_tokens: int,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
+        self._share = share
+        self._bounds = np.zeros(max_rows, np.int32)
         self._platform = platform
         self._groups = groups
         self._scratch_slot = tables.scratch_slot
@@ -187,10 +196,13 @@ class StepBuffers:
             block_tables=tuple(table[:num_rows] for table in self._block_tables),
             slot_mappings=tuple(mapping[:num_tokens] for mapping in self._slot_mappings),
         )
-        # Queries are contiguous: a token's position is its key's place, but in trees. Those that pad a row have none.
+        # Queries are contiguous: a token's position is its key's place, but in trees and where ranks share sequences.
+        # Those that pad a row have none.
+        whole = self._share[1] == 1
         hidden = None if self.hidden is None or tokens_per_row == 1 else self.hidden[:num_tokens]
-        kv_index = inputs.positions if tokens_per_row < 2 and hidden is None else self._kv_index[:num_tokens]
-        seq_lens_bound, query_start_loc_host = header_host[2, :num_rows], header_host[3, : num_rows + 1]
+        kv_index = inputs.positions if tokens_per_row < 2 and hidden is None and whole else self._kv_index[:num_tokens]
+        seq_lens_bound = header_host[2, :num_rows] if whole else self._bounds[:num_rows]
+        query_start_loc_host = header_host[3, : num_rows + 1]
         caches: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = dict(
             enumerate(zip(inputs.block_tables, inputs.slot_mappings, strict=True))
         )
@@ -275,6 +287,18 @@ class StepBuffers:
         """So many numbers of 64 bits, from this word of an array or a tensor of int32."""
         return packed[start : start + 2 * size].view(np.int64 if isinstance(packed, np.ndarray) else torch.int64)
 
+    def place_keys(self, frame: StepInputBuffers) -> None:
+        """Behind `Ops.prepare_inputs`: where queries stand among their rows' keys, and of shared sequences which keys
+        are here, and where: what goes to other ranks goes to the null page."""
+        inputs, (rank, size) = frame.inputs, self._share
+        if frame.kv_index is not inputs.positions:
+            frame.kv_index.copy_(inputs.positions)
+        if size > 1:
+            frame.kv_index.sub_(rank).div_(size, rounding_mode="floor")
+            inputs.seq_lens.add_(size - 1 - rank).div_(size, rounding_mode="floor")
+            for slots in inputs.slot_mappings:  # a block's page has the same number on all ranks
+                slots.masked_fill_(slots % size != rank, NULL_PAGE).div_(size, rounding_mode="floor")
+
     def room_for(self, num_blocks: int) -> bool:
         """Whether `fill` takes so many new pages, all tables' together."""
         return 6 * num_blocks <= _PER_ROW * (len(self._counts) - 1)
@@ -294,6 +318,8 @@ class StepBuffers:
             host[0, rows:padded] = self._scratch_slot
             host[1, rows:padded] = 0
             host[2, rows:padded] = each
+        if (size := self._share[1]) > 1:
+            np.floor_divide(host[2, :padded] + (size - 1 - self._share[0]), size, out=self._bounds[:padded])
         num_decodes = padded if each == 1 else plan.num_decodes if not each else 0
         for batch in frame.batches:
             batch.num_decodes = num_decodes

@@ -191,13 +191,13 @@ class DecodeTrial:
         inputs = frame.inputs
         self._send(tokens.astype(np.int32), inputs.token_ids)
         self._send(positions, inputs.positions)
-        self._send(positions, frame.kv_index)
         caches = zip(tables, pages, inputs.block_tables, inputs.slot_mappings, strict=True)
         for table, page, block_table, slot_mapping in caches:
             row_pages = page[:, np.minimum(np.arange(block_table.shape[1]), blocks - 1)]
             self._send(row_pages.astype(np.int32), block_table)
             block, offset = np.divmod(positions, table.tokens_per_block)
             self._send(page[row, block] * table.tokens_per_block + offset, slot_mapping)
+        self.buffers.place_keys(frame)
         self.plan()
 
     def _send(self, array: np.ndarray, out: torch.Tensor) -> None:

@@ -71,7 +71,8 @@ class ModelRunner:
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         padded = [(width or 1) * rows[-1] for width, rows in self._buckets.items()]
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
-        self._buffers = StepBuffers(platform, self._slots, self._groups, max_rows, max_tokens)
+        share = start.place.cp_rank, start.place.cp_size
+        self._buffers = StepBuffers(platform, self._slots, self._groups, max_rows, max_tokens, share)
         if built.drafter is not None and built.drafter.branches:
             self._buffers.hidden = torch.zeros(max_tokens, dtype=torch.int64, device=platform.device)
         self._draws, parts = step_parts(start, built, self._slots, max_tokens, profiles)
@@ -212,7 +213,7 @@ class ModelRunner:
         if begins:
             for begin in self._begin:
                 plan = begin(plan)
-        if begins or self._has_begun or plan.new_slots:
+        if begins or self._has_begun or plan.new_slots or plan.idle_tokens:
             self._at_work = [part for part in self._launched if not part.steady()]
         self._has_begun = begins
         if plan.copies is not None:
@@ -272,7 +273,8 @@ class ModelRunner:
         this step alone."""
         width = self._width(plan)
         size = plan.num_rows if width else max(plan.total_tokens, 2 * plan.num_rows)
-        buckets = self._buckets.get(width, ())
+        more = not width and plan.num_drafts is not None  # than the rows' last tokens may draw
+        buckets = () if more else self._buckets.get(width, ())
         if plan.lockstep is not None and self._cores is not None:
             # Replayed on all ranks of all cores, with as many rows on each, or on none.
             size, buckets = int(plan.lockstep.max()), self._buckets.get(1, ()) if plan.decodes else ()
@@ -318,8 +320,7 @@ class ModelRunner:
             self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
         inputs = step.frame.inputs
         self._ops.prepare_inputs(self._slots.tables, inputs)
-        if step.frame.kv_index is not inputs.positions:
-            step.frame.kv_index.copy_(inputs.positions)
+        self._buffers.place_keys(step.frame)
         if (hidden := self._buffers.hidden) is not None and each != 1:
             hidden.zero_()
             branches = self._draws.hide(plan, sent.select, hidden, inputs.positions)

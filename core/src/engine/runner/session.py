@@ -78,7 +78,8 @@ class Session:
         rows = max(start.max_num_seqs, *buckets, 1)
         tokens = rows * max_tokens
         rows = tokens if branches else rows
-        self._buffers = StepBuffers(platform, slots, attention.groups, rows, tokens) if models else None
+        share = start.place.cp_rank, start.place.cp_size
+        self._buffers = StepBuffers(platform, slots, attention.groups, rows, tokens, share) if models else None
         self._captured: dict[tuple[int, int], Step] = {}
         self._eager: Step | None = None
 
@@ -132,6 +133,7 @@ class Session:
         self._buffers.fill(step.frame, plan)
         inputs = step.frame.inputs
         self._ops.prepare_inputs(self._slots.tables, inputs)
+        self._buffers.place_keys(step.frame)
         inputs.token_ids[: m * each] = batch.token_ids
         if batch.hidden is not None:
             bits = np.where(fits, batch.hidden, 0)
@@ -141,8 +143,6 @@ class Session:
             for of_group in step.frame.batches:
                 of_group.kv_index = kv_index
                 of_group.hidden = hidden
-        elif each > 1:
-            step.frame.kv_index.copy_(inputs.positions)
         plans, of_target = self._attention.plans, list(self._attention.plans)
         self._plan(index, step, keep=captured)
         if not captured:

@@ -129,6 +129,10 @@ class EngineDeadError(EngineError, code="engine_dead"):
     """The engine core or one of its workers has died; requests in progress are lost."""
 
 
+class NodeMissingError(EngineDeadError, code="node_missing"):
+    """A machine on which something is to be started is not there. It may come back."""
+
+
 class ShuttingDownError(EngineDeadError, code="shutting_down"):
     """The engine is being stopped, as somebody planned; requests that are still in progress end with this."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.types.errors import ConfigError
 from engine.types.model import KVKind
@@ -34,8 +35,9 @@ class KVTable(msgspec.Struct, frozen=True, kw_only=True):
         kind: of its layers; "full" also of those of kind "mla", whose pages live as long.
         window: tokens whose blocks a query at position p needs, p - window + 1 .. p; None for all. After a "state" it
             is two: the state after token p - 1 is read, that after token p is written.
-        tokens_per_block: tokens in one page, `KVLayout.block_size`. A page of a "state" table holds one state of each
-            layer: after the last token of its block, or after the last token computed.
+        tokens_per_block: tokens of a block, `KVLayout.block_size`, on all ranks that share sequences together. A page
+            of a "state" table holds one state of each layer: after the last token of its block, or after the last
+            token computed.
     """
 
     index: int
@@ -52,8 +54,8 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         kind: see `engine.types.model.KVKind`.
         sites: which these are: places in `WorkerStart.sites`, in order.
         num_kv_heads, head_size: on this rank.
-        sliding_window: None but for "sliding" and "encoder".
-        tokens_per_block: of its table.
+        sliding_window: None but for "sliding" and "encoder"; in tokens that are on this rank.
+        tokens_per_block: in one page of its table: of a block those on this rank.
         layer_bytes: bytes of one layer in one page.
         table: whose pages; None for kind "encoder", which keeps nothing, and "cross", whose pages are no table's.
         offset: bytes from a page's beginning to its first layer.
@@ -100,7 +102,16 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     def marked(self) -> KVLayout:
         """The same, with marks."""
-        return msgspec.structs.replace(self, page_bytes=self.page_bytes + MARK_BYTES, mark_bytes=MARK_BYTES)
+        return replace(self, page_bytes=self.page_bytes + MARK_BYTES, mark_bytes=MARK_BYTES)
+
+    def shared(self, ranks: int) -> KVLayout:
+        """The layout of ranks that share sequences: a block has a page of each of them."""
+        tables = [replace(table, tokens_per_block=table.tokens_per_block * ranks) for table in self.tables]
+        groups = [
+            replace(group, sliding_window=group.sliding_window and group.sliding_window // ranks)
+            for group in self.groups
+        ]
+        return replace(self, block_size=self.block_size * ranks, tables=tuple(tables), groups=tuple(groups))
 
     def on_stage(self, sites: Collection[int]) -> KVLayout:
         """The layout of a rank that has only these of the layers: the same tables and blocks in smaller pages. Groups
@@ -115,10 +126,10 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
             if group.table is not None:
                 offset = ends[group.table]
                 ends[group.table] += len(kept) * group.layer_bytes
-            groups.append(msgspec.structs.replace(group, index=len(groups), sites=kept, offset=offset))
+            groups.append(replace(group, index=len(groups), sites=kept, offset=offset))
         page_bytes = -(-max(ends, default=0) // ALIGNMENT) * ALIGNMENT
         page_bytes += self.mark_bytes if page_bytes else 0
-        return msgspec.structs.replace(self, page_bytes=page_bytes, groups=tuple(groups))
+        return replace(self, page_bytes=page_bytes, groups=tuple(groups))
 
 
 def kv_heads_on_rank(num_kv_heads: int, size: int) -> int:

@@ -154,6 +154,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """Among the ranks that share its sequences."""
         return self.groups["cp"].rank if "cp" in self.groups else 0
 
+    @property
+    def cp_size(self) -> int:
+        """How many share its sequences."""
+        return self.groups["cp"].size if "cp" in self.groups else 1
+
 
 def split_layers(parallel: Parallel, num_layers: int) -> tuple[int, ...]:
     """Layers of each stage. What does not divide evenly goes to the stages before the last, which has the head too.

@@ -53,6 +53,22 @@ class DraftStart(msgspec.Struct, frozen=True, kw_only=True):
     features: int = 0
 
 
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine that a worker runs on.
+
+    Args:
+        node: its name, see `engine.interfaces.nodes.Node`; "" for the one that its core runs on.
+        address: by which other machines reach it.
+        device: the worker's, of those that it sees there.
+        sharers: workers of the engine on that machine, which share what it has.
+    """
+
+    node: str = ""
+    address: str = ""
+    device: int = 0
+    sharers: int = 1
+
+
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker needs to build itself. What is not named below is the setting of its name, see
     `engine.config.declaration.EngineSettings`.
@@ -70,9 +86,12 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         meeting: one where the workers of several engine cores meet that share experts; who starts the cores makes it.
         num_threads: most processor threads that the worker may compute with; None leaves it to the framework. An
             executor of several ranks divides them.
-        data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model from
-            the same machine. What the machine has is shared by all; of several devices, this core's ranks are
-            those from data_parallel_rank * parallel.world on.
+        data_parallel_rank, data_parallel_size: this engine core's place among those behind the same server.
+        first_dp_rank: of the first of these cores, among those of all servers.
+        seats: of each worker of this core where several machines are in use. Empty: all run on the core's machine,
+            which all cores share, and of several devices this core's workers have those from data_parallel_rank *
+            parallel.world on. See `seat`.
+        store: "HOST:PORT" where workers on several machines meet: a torch.distributed.TCPStore; the executor makes it.
         kv_cache_dtype: of the pool's elements; None: `dtype`.
         memory_utilization: the share of the device's memory that the engine may take, weights and all; what the profile
             of a largest step leaves of it becomes pages, where neither pages nor their memory are given.
@@ -100,6 +119,9 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
+    first_dp_rank: int = 0
+    seats: tuple[Seat, ...] = ()
+    store: str = ""
     swap_space: int = 0
     kv_cache_dtype: str | None = None
     memory_utilization: float | None = None
@@ -112,9 +134,22 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     drafts: tuple[DraftStart, ...] = ()
 
     @property
+    def dp_rank(self) -> int:
+        """Of this engine core, among those of all servers."""
+        return self.first_dp_rank + self.data_parallel_rank
+
+    @property
     def sites(self) -> tuple[KVSpec, ...]:
         """Whose places the layout's groups name: the model's, and behind them those of its draft models."""
         return sum((draft.model.sites for draft in self.drafts), self.model.sites)
+
+    @property
+    def seat(self) -> Seat:
+        """This worker's."""
+        if self.seats:
+            return self.seats[self.place.rank]
+        world = self.parallel.world
+        return Seat(device=self.data_parallel_rank * world + self.place.rank, sharers=world * self.data_parallel_size)
 
     def of_draft(self, draft: DraftStart) -> WorkerStart:
         """What a worker would be told to build a draft model alone."""
@@ -182,6 +217,23 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     hook_failures: tuple[tuple[str, str, int], ...] = ()
 
 
+class NodesLink(msgspec.Struct, frozen=True):
+    """How an engine core asks the head to start its workers on other machines: see `engine_kit.machines`.
+
+    Args:
+        address, key: where the head hears, and its public key.
+        core: this core's number for the head.
+        here: the address of the core's own machine.
+        timeout: see `engine.interfaces.nodes.Nodes`.
+    """
+
+    address: str
+    key: bytes
+    core: int
+    here: str
+    timeout: float
+
+
 class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine core needs to build itself: the launcher's decisions, and its workers' start message.
     What is not named below is the setting of its name.
@@ -191,7 +243,10 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         worker_class: "pkg.mod:Class" of the worker.
         preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
         tokenizer_folder: where the tokenizer's files lie: grammars read its vocabulary.
+        lockstep: where cores meet that step together, "tcp://HOST:PORT"; "": in the directory `worker.meeting`.
+        lockstep_token: a file with what they show each other; "": nothing.
         step_timeout: seconds of silence after which a frontend takes a core in another process for hung.
+        nodes: None where the core starts its workers on its own machine.
     """
 
     worker: WorkerStart
@@ -207,3 +262,6 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_folder: str = ""
     step_timeout: float = 600.0
     grammar_warm_up: bool = False
+    lockstep: str = ""
+    lockstep_token: str = ""
+    nodes: NodesLink | None = None

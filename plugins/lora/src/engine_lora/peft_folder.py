@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from engine.types.errors import InvalidRequestError, shown
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_READ_TOO = ("tokenizer", "special_tokens_map.json", "chat_template.")
+"""How the files of a tokenizer begin, which others read."""
 PREFIX = "base_model.model."
 """Before the names of a model's modules in the files of PEFT."""
 _PATTERN = re.compile(r"\^?(?:[\w-]|\\[.d]\+?|\.[*+]?|\||\((?:[\w-]+\|?)+\)|\[[\w-]+\])*\$?")
@@ -193,7 +195,10 @@ def _revision(path: str, config: bytes, weights: str) -> str:
     try:
         with open(weights, "rb") as file:
             found = file_digest(file, "sha256")
+        found.update(config)
+        for name in sorted(name for name in os.listdir(path) if name.startswith(_READ_TOO)):
+            with open(os.path.join(path, name), "rb") as file:
+                found.update(file_digest(file, "sha256").digest())
     except OSError as error:
-        raise refusal(path, f"{WEIGHTS}: {error.strerror or error}", "see that the engine may read it") from error
-    found.update(config)
+        raise refusal(path, f"{error.filename}: {error.strerror}", "see that the engine may read it") from error
     return found.hexdigest()[:16]

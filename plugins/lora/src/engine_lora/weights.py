@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.interfaces.quantization import LayerShape
+from engine_lora.card import MOST_RANK
 from engine_lora.peft_folder import PREFIX, AdapterFolder, refusal
 
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -240,8 +241,10 @@ def _cut(folder: AdapterFolder, part: Part, a: torch.Tensor, b: torch.Tensor, ma
         wanted = f"of this model, and of rank {rank}, they would be [{rank}, {inputs}] and [{outputs}, {rank}]"
         raise refusal(path, f"{found}; {wanted}", "name an adapter that was trained for this model")
     if rank > max_rank:
-        found = f"its rank is {rank} at {part.name}, and max_lora_rank is {max_rank}"
-        raise refusal(path, found, f"start the engine with --adapter.max-lora-rank {rank}")
+        found, needed = f"its rank is {rank} at {part.name}, and max_lora_rank is {max_rank}", folder.config.most
+        if needed > MOST_RANK:
+            raise refusal(path, f"{found}; {MOST_RANK} is the most that can be", "merge it into the model's weights")
+        raise refusal(path, found, f"start the engine with --adapter.max-lora-rank {needed}")
     wide = torch.promote_types(b.dtype, torch.float32)
     return a[:, part.inputs].contiguous(), b[part.rows].to(wide) * folder.config.scale_of(key)
 

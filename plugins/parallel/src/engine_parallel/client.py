@@ -51,6 +51,7 @@ class ParallelClient:
 
     def __init__(self, context: ClientContext) -> None:
         self._owner = context.owner
+        self._at_end = context.at_end
         self._make_router = context.router
         self._router: Router | None = None
         self._blame = Blame(context.core.worker.choices)
@@ -350,6 +351,8 @@ class ParallelClient:
             restarts.shutdown()
         if self._meeting:
             shutil.rmtree(self._meeting, ignore_errors=True)
+        if self._at_end is not None:
+            self._at_end()
 
 
 def dp_starts(start: CoreStart, size: int, meeting: str = "") -> list[CoreStart]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from engine.interfaces.client import OneCore
-from engine.types.errors import EngineError
+from engine.types.errors import EngineError, NodeMissingError
 
 log = logging.getLogger("engine.parallel")
 
@@ -34,6 +34,7 @@ class Restarts:
 
     def start(self) -> OneCore | None:
         """Wait, and start a core until one is ready. None where none is left, or `stop` was called."""
+        waited = False
         while self._left > 0:
             self._left -= 1
             if self._stopped.wait(self._pause):
@@ -46,6 +47,12 @@ class Restarts:
                     core = self._starting = self._connect()
                 core.wait_ready()
                 return core
+            except NodeMissingError as error:  # nothing was tried: its machine is waited for
+                if not waited:
+                    log.error("an engine core cannot be started again yet: %s", error)
+                waited = True
+                self._left += 1
+                self._pause = FIRST_PAUSE
             except (EngineError, OSError) as error:
                 if not self._stopped.is_set():
                     log.error("an engine core could not be started again: %s; %d tries are left", error, self._left)

@@ -283,14 +283,14 @@ def test_a_rank_that_raises_while_another_waits_for_it(start: Starter) -> None:
 @pytest.mark.parametrize(
     ("said", "found"),
     [
-        (b"\xff\x00 nonsense", "read what a rank sent"),
+        (b"\xff\x00 nonsense", "read what rank 0 sent"),
         (wire.encode(Done(7, RankAnswer(step_id=0))), "a message of rank 7, where 2 are"),
         (wire.encode(Done(0, RankAnswer(step_id=99))), "answered step 99, which nobody waits for"),
         (
             wire.encode(
                 {"type": "done", "rank": 0, "step_id": 0, "checksum": 0, "result": {"step_id": 0, "tokens": 5}}
             ),
-            "a rank sent",
+            "rank 0 sent",
         ),
     ],
 )
@@ -320,7 +320,7 @@ def test_an_answer_without_a_result(start: Starter) -> None:
 
 def test_no_room_for_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
-    with pytest.raises(EngineDeadError, match=r"start a rank; no directory can be made .*TMPDIR"):
+    with pytest.raises(EngineDeadError, match=r"start rank 0; no directory can be made .*TMPDIR"):
         make().start(message())
 
 

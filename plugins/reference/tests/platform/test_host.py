@@ -9,7 +9,7 @@ import torch
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.platform import CaptureKey, PlatformNeed
 from engine.types.errors import KVCacheTooSmallError
-from engine.types.parallel import Parallel
+from engine.types.start import Seat
 from engine_kit import host_memory as memory_module
 from engine_kit.host_memory import MAX_DEFAULT_POOL, free_memory
 from engine_reference.platform_host import card as card_module
@@ -19,9 +19,7 @@ from engine_reference.platform_host.platform import HostPlatformBody
 
 @pytest.fixture
 def platform() -> HostPlatformBody:
-    return HostPlatformBody(
-        WorkerContext(start=SimpleNamespace(device="cpu", parallel=Parallel(), data_parallel_size=1))
-    )  # type: ignore[arg-type]
+    return HostPlatformBody(WorkerContext(start=SimpleNamespace(device="cpu", seat=Seat())))  # type: ignore[arg-type]
 
 
 def test_facts() -> None:
@@ -69,7 +67,7 @@ def test_the_pool_gets_what_weights_and_steps_leave(
     monkeypatch.setattr(memory_module, "free_memory", lambda: 1 << 50)
     assert platform.kv_cache_memory(lambda: None, None).pool_bytes == MAX_DEFAULT_POOL
     assert platform.kv_cache_memory(lambda: None, 0.5).pool_bytes == (1 << 39) - (4 << 20)
-    start = SimpleNamespace(device="cpu", parallel=Parallel(tp=2), data_parallel_size=2)
+    start = SimpleNamespace(device="cpu", seat=Seat(sharers=4))
     four = HostPlatformBody(WorkerContext(start=start))  # type: ignore[arg-type]
     assert four.kv_cache_memory(lambda: None, None).pool_bytes == MAX_DEFAULT_POOL // 4, "ranks share the memory"
     assert four.kv_cache_memory(lambda: None, 0.5).pool_bytes == (1 << 37) - (4 << 20)

@@ -79,6 +79,10 @@ class ServedAdapters:
         before, served = self._before.get(name), self._served.get(name)
         return before[0] if before is not None else None if served is None else served.path
 
+    def get(self, name: str | None) -> Adapter | None:
+        """The adapter of a name; None for the model's own, and where it is not there (any more)."""
+        return None if name is None else self._served.get(name)
+
     def embeds(self, name: str | None) -> PromptEmbeds | None:
         """What stands before every prompt for the model of this name."""
         return None if name is None or name not in self._before else self._before[name][1]
@@ -100,6 +104,7 @@ class ServedAdapters:
         drop it again where others are used more. Raises InvalidRequestError where it is none, or not for this model."""
         make: Any = brought("adapters", "serve adapters")
         adapter: Adapter = await asyncio.to_thread(make, name, 0, path)
+        await asyncio.to_thread(self._llm.inputs.tokenizer_of, adapter)  # of its own, which is read and checked
         await self._llm.call("load_adapter", adapter.name, adapter.path, adapter.revision)
         while True:
             loaded, error = await self._llm.call("adapter_state", adapter.identity)

@@ -78,11 +78,12 @@ async def tokenize(body: TokenizeBody, state: State) -> Response:
         text, special = (await render(state, conversation))["prompt"], False
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
-    engine = state.engine
-    tokens = await engine.long.run(partial(engine.inputs.tokenize, text, special), len(text)) if text else []
+    engine, adapter = state.engine, state.adapters.get(body.model)
+    tokens = await engine.long.run(partial(engine.inputs.tokenize, text, special, adapter), len(text)) if text else []
     strings = None
     if body.return_token_strs:
-        strings = await _aside(lambda: [engine.tokenizer.token(token) for token in tokens], tokens)
+        tokenizer = engine.inputs.tokenizer_of(adapter)
+        strings = await _aside(lambda: [tokenizer.token(token) for token in tokens], tokens)
     most = engine.max_model_len
     return JSON(Tokens.model_construct(count=len(tokens), max_model_len=most, tokens=tokens, token_strs=strings))
 
@@ -90,7 +91,7 @@ async def tokenize(body: TokenizeBody, state: State) -> Response:
 async def detokenize(body: DetokenizeBody, state: State) -> Response:
     """The text of ids, special tokens included."""
     state.check_model(body.model)
-    tokenizer = state.engine.tokenizer
+    tokenizer = state.engine.inputs.tokenizer_of(state.adapters.get(body.model))
 
     def text() -> str:
         if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < tokenizer.vocab_size):

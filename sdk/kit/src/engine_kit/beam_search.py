@@ -132,7 +132,8 @@ def beam_search(
     )
     for request, sequences in zip(processed, found, strict=True):
         for index, sequence in enumerate(sequences):
-            text = inputs.tokenizer.decode(sequence.tokens[_given(request.requests[0]) :])
+            tokenizer = inputs.tokenizer_of(request.requests[0].adapter)
+            text = tokenizer.decode(sequence.tokens[_given(request.requests[0]) :])
             sequence.text = frontend.outputs.filtered(request, index, text)
     return [BeamSearchOutput(sequences) for sequences in found]
 

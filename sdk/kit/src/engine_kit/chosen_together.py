@@ -65,8 +65,7 @@ def check_parallel(config: EngineConfig, start: CoreStart, made: Made) -> None:
     """Raise ConfigError where ranks are to share what nobody at work can divide."""
     parallel = start.worker.parallel
     if parallel.cp > 1:
-        found, remedy = "no attention driver divides a sequence's tokens over ranks", "leave it out"
-        raise ConfigError(f"context_parallel_size={parallel.cp}", found, remedy)
+        check_shared(start.worker, made)
     named, has = config.asked(points.EXPERTS.name), bool(made.get(points.EXPERTS.name))
     if not has and (named is not None or config.options_for(points.EXPERTS.name)):
         asked = f"experts={named} with {start.worker.model.architecture}"
@@ -87,6 +86,33 @@ def check_parallel(config: EngineConfig, start: CoreStart, made: Made) -> None:
         asked = f"drafter={config.asked('drafter')} with enable_expert_parallel=True over engine cores"
         found = "it has a model of its own, whose passes the other engine cores do not make"
         raise ConfigError(asked, found, "take a drafter without a model, like ngram, or deal experts within one core")
+
+
+def check_shared(worker: WorkerStart, made: Made) -> None:
+    """Raise ConfigError where ranks are to share the tokens of sequences, and something at work needs them together."""
+    model, size, reasons = worker.model, worker.parallel.cp, list[str]()
+    kinds = {site.kind for site in worker.sites}
+    if others := sorted(kinds - {"full", "sliding", "mla"}):
+        reasons.append(f"the model has layers of kind {', '.join(others)}, whose tokens are not dealt over ranks")
+    windows = sorted({site.sliding_window for site in worker.sites if site.sliding_window is not None})
+    if uneven := [window for window in windows if window % size]:
+        reasons.append(f"it has layers that see {uneven[0]} tokens, which do not divide by {size}")
+    features = sorted({*model.attention_features} - {"kv_index"})
+    if "tree" in features:
+        reasons.append("a rank has some of a tree's nodes, and would have to know how the others hang together")
+    if features := [name for name in features if name != "tree"]:
+        reasons.append(f"its attention has {', '.join(features)}, which count keys or distances on each rank")
+    (evictor,), (platform,) = made[points.EVICTOR.name], made[points.PLATFORM.name]
+    if evictor.card.reuses:
+        reasons.append(f"evictor '{evictor.candidate.name}' moves single tokens, and ranks have each some of them")
+    if platform.card.worker is not None:
+        reasons.append(f"platform '{platform.candidate.name}' has a worker of its own")
+    for connector in made.get(points.KV_CONNECTOR.name, ()):
+        if not connector.card.swaps:
+            reasons.append(f"connector '{connector.candidate.name}' does not tell apart what these ranks keep")
+    if reasons:
+        asked = f"context_parallel_size={size} with {model.architecture}"
+        raise ConfigError(asked, "; ".join(reasons), "leave it out, or what stands in its way")
 
 
 def check_adapters(start: CoreStart, made: Made) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 
@@ -22,16 +23,7 @@ def engine_identity(start: WorkerStart) -> bytes:
     """
     found, files = sha256(), [start.files, *(draft.files for draft in start.drafts)]
     for name in sum((one.weights for one in files), ()):
-        try:
-            with open(name, "rb", buffering=0) as file:
-                size = file.seek(0, os.SEEK_END)
-                found.update(b"%d " % size)
-                for offset in (*range(0, size, max(WINDOW, size // PLACES)), max(0, size - WINDOW)):
-                    file.seek(offset)
-                    found.update(file.read(WINDOW))
-        except OSError as error:
-            remedy = "see that the engine may read it, and that it is whole"
-            raise CheckpointError(f"identify the weights in {name}", error.strerror or str(error), remedy) from error
+        read_parts(name, found)
     drivers = [
         (choice.point, choice.kind, choice.driver, choice.distribution, choice.version, choice.options)
         for choice in sum((draft.choices for draft in start.drafts), start.choices)
@@ -43,3 +35,18 @@ def engine_identity(start: WorkerStart) -> bytes:
     facts = configs, made_of, dtypes, start.layout, start.parallel, drivers
     found.update(msgspec.json.encode(facts, order="sorted"))
     return found.digest()
+
+
+def read_parts(name: str, found: Any) -> None:
+    """Take a file's length and evenly spaced parts of it into a hash. Raises CheckpointError for one that cannot be
+    read."""
+    try:
+        with open(name, "rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            found.update(b"%d " % size)
+            for offset in (*range(0, size, max(WINDOW, size // PLACES)), max(0, size - WINDOW)):
+                file.seek(offset)
+                found.update(file.read(WINDOW))
+    except OSError as error:
+        remedy = "see that the engine may read it, and that it is whole"
+        raise CheckpointError(f"identify the weights in {name}", error.strerror or str(error), remedy) from error

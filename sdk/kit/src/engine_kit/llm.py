@@ -148,13 +148,14 @@ class LLM:
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
 
-        def rendered(conversation: Any) -> Any:
+        def rendered(conversation: Any, adapter: Adapter | None) -> Any:
             return self.llm_engine.frontend.inputs.render_chat(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 template=chat_template,
                 variables=chat_template_kwargs,
+                adapter=adapter,
             )
 
         given = sampling_params, use_tqdm, priority, timeout, return_errors, rendered
@@ -311,7 +312,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         timeout: Timeouts = None,
         return_errors: bool = False,
-        prompt_of: Callable[[Any], Any] = lambda prompt: prompt,
+        prompt_of: Callable[[Any, Adapter | None], Any] = lambda prompt, adapter: prompt,
         adapter: Adapters = None,
     ) -> list[RequestOutput]:
         """See `generate`. Everything is validated before anything is queued. prompt_of: makes the prompt of what stands
@@ -329,7 +330,7 @@ class LLM:
         for index, (prompt, param, urgency, seconds, by) in enumerate(several):
             name = str(first + index)
             try:
-                made = _with_adapter(prompt_of(prompt), by)
+                made = _with_adapter(prompt_of(prompt, by), by)
                 processed.append(process(name, made, param, None, urgency, seconds))
             except EngineError as error:
                 if refused is None or isinstance(error, EngineDeadError):

@@ -29,6 +29,8 @@ class ShmCommunicator(CommunicatorCard):
             reasons.append("one rank has nobody to speak to")
         if need.world_size > MOST_RANKS:
             reasons.append(f"{need.world_size} ranks are more than {MOST_RANKS}")
+        if need.num_nodes > 1:
+            reasons.append(f"ranks on {need.num_nodes} machines share no memory")
         if need.device.partition(":")[0] != "cpu":
             reasons.append(f"it moves host memory, not {need.device}'s")
         return reasons

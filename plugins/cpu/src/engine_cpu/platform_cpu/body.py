@@ -80,7 +80,7 @@ class CpuPlatformBody:
 
     def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
         """See `engine_kit.host_memory.cache_memory`."""
-        return cache_memory(largest_step, utilization, self._start.parallel.world * self._start.data_parallel_size)
+        return cache_memory(largest_step, utilization, self._start.seat.sharers)
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 [num_pages, page_bytes], zeroed. Raises KVCacheTooSmallError.

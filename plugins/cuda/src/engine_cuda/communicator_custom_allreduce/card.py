@@ -47,6 +47,8 @@ class CustomAllReduce(CommunicatorCard):
             reasons.append(f"it is written for Linux, not for {sys.platform}")
         if need.world_size not in SIZES:
             reasons.append(f"{need.world_size} ranks are not one of {', '.join(map(str, SIZES))}")
+        if need.num_nodes > 1:
+            reasons.append(f"GPUs of {need.num_nodes} machines do not see each other's memory")
         if not reasons and not interpreted():
             reasons += not_linked(need.world_size)
         return reasons

@@ -39,6 +39,8 @@ class PyNccl(CommunicatorCard):
         if need.device.partition(":")[0] != "cuda":
             reasons.append(f"NCCL moves the memory of NVIDIA's GPUs, not {need.device}'s")
         reasons += _missing()
+        if need.num_nodes > 1:
+            reasons.append(f"its ranks meet in a folder, and {need.num_nodes} machines have none together")
         if need.world_size < 2:
             reasons.append("one rank has nobody to speak to")
         if not reasons and visible_gpus() < need.world_size:

@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 def device_index(start: WorkerStart, ranks_per_device: int, num_devices: int) -> tuple[int, int]:
     """The GPU of a rank, and how many ranks have it. Raises ConfigError where there are more ranks than places."""
-    world = start.parallel.world
-    rank, ranks = start.data_parallel_rank * world + start.place.rank, world * start.data_parallel_size
+    rank, ranks = start.seat.device, start.seat.sharers
     if ranks > num_devices * ranks_per_device:
         raise ConfigError(
             f"run {ranks} ranks on GPUs",

@@ -1,8 +1,9 @@
 """The body of communicator `gloo`.
 
 It makes a gloo process group of its own instead of torch.distributed's default one: no module-level state, so several
-engines, or several ranks as threads of a test, live in one process. Ranks find each other through a file in the
-engine's private directory and listen on free ports of the loopback device: nothing collides with another engine.
+engines, or several ranks as threads of a test, live in one process. On one machine ranks find each other through a file
+in the engine's private directory and listen on free ports of the loopback device; on several, through the core's store,
+and they listen at their machine's address alone. Nothing collides with another engine.
 """
 
 from __future__ import annotations
@@ -42,9 +43,16 @@ class Gloo:
         self._rank = group.rank
         self._size = group.size
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        host = "127.0.0.1"
+        if os.path.isabs(group.rendezvous):
+            store = dist.FileStore(os.path.join(group.rendezvous, "gloo"), group.size)
+        else:
+            host = context.start.seat.address
+            place, _, port = context.start.store.rpartition(":")
+            meeting = dist.TCPStore(place, int(port), is_master=False, timeout=LONGEST_WAIT, use_libuv=False)
+            store = dist.PrefixStore(group.rendezvous, meeting)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = LONGEST_WAIT
-        store = dist.FileStore(os.path.join(group.rendezvous, "gloo"), group.size)
         store.set_timeout(LONGEST_WAIT)
         self._group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
         # A rank is connected before its peers are: one that left now would break their start.

@@ -18,7 +18,17 @@ from engine.interfaces.executor import rank_starts
 from engine.types.errors import ContractError, EngineDeadError, EngineError, rebuild_error
 from engine.types.start import WorkerReady, WorkerStart
 from engine_kit.ranks import StepMerge, merge_ready
-from engine_reference.executor_process.messages import Answer, Done, RankCall, RankFailed, RankReady, Sample, Step
+from engine_reference.executor_process.messages import (
+    Answer,
+    Done,
+    Meet,
+    RankCall,
+    RankFailed,
+    RankMeets,
+    RankReady,
+    Sample,
+    Step,
+)
 from engine_reference.executor_process.processes import Ranks
 
 if TYPE_CHECKING:
@@ -88,6 +98,7 @@ class Process:
 
     def __init__(self, context: CoreContext) -> None:
         self._worker = context.worker
+        self._nodes = context.nodes
         self._options = cast("ProcessOptions", context.options)
         self._step_timeout = self._options.step_timeout or context.step_timeout / 2
         self._ranks: Ranks | None = None
@@ -100,7 +111,7 @@ class Process:
     def start(self, message: WorkerStart) -> WorkerReady:
         threads = self._options.threads or max(1, (message.num_threads or _cores()) // message.parallel.world)
         starts = rank_starts(msgspec.structs.replace(message, num_threads=threads))
-        ranks = self._ranks = Ranks(self._worker, starts)
+        ranks = self._ranks = Ranks(self._worker, starts, self._nodes)
         weakref.finalize(self, ranks.close)  # also at the interpreter's exit
         try:
             ready = self._wait_ready(ranks)
@@ -188,7 +199,7 @@ class Process:
         match news := ranks.receive(seconds):
             case None:
                 return False
-            case RankReady() | Done() | Answer() | RankFailed() if not 0 <= news.rank < ranks.size:
+            case RankReady() | RankMeets() | Done() | Answer() | RankFailed() if not 0 <= news.rank < ranks.size:
                 raise self._die("read what a rank sent", f"a message of rank {news.rank}, where {ranks.size} are")
             case Done():
                 self._step_done(ranks, news)
@@ -197,7 +208,7 @@ class Process:
                     self._calls[news.call_id].answers[news.rank] = news
             case RankFailed():
                 raise self._blame(ranks, [news])
-            case RankReady():
+            case RankReady() | RankMeets():
                 raise self._die("run the ranks", f"{ranks.describe(news.rank)} started twice")
         return True
 
@@ -220,7 +231,9 @@ class Process:
         waited = 0.0
         while len(ready) < ranks.size:
             news = ranks.receive(WAIT_SECONDS)
-            if isinstance(news, RankReady):
+            if isinstance(news, RankMeets):
+                ranks.send(Meet(news.store))
+            elif isinstance(news, RankReady):
                 ready[news.rank] = news.worker
             elif isinstance(news, RankFailed):
                 raise self._blame(ranks, [news])

@@ -27,9 +27,12 @@ class ProcessOptions(BaseModel):
 
 
 class ProcessExecutor(ExecutorCard):
-    """Runs each rank in a process of its own on this machine. `auto` takes it where one process cannot do."""
+    """Runs each rank in a process of its own, on the machines that `--nodes` knows. `auto` takes it where one process
+    cannot do."""
 
     priority = -10
+    apart = True
+    requires_minor = 2
     body = "engine_reference.executor_process.body:Process"
     Options = ProcessOptions
 

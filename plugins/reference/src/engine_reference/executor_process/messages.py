@@ -45,7 +45,20 @@ class RankCall(msgspec.Struct, frozen=True, tag="call"):
     args: list[Any]
 
 
-Order = Step | Sample | RankCall | Shutdown
+class Meet(msgspec.Struct, frozen=True, tag="meet"):
+    """Where ranks on several machines meet: comes first, and once, see `WorkerStart.store`."""
+
+    store: str
+
+
+Order = Meet | Step | Sample | RankCall | Shutdown
+
+
+class RankMeets(msgspec.Struct, frozen=True, tag="rank_meets"):
+    """The first rank has the others meet at this store."""
+
+    rank: int
+    store: str
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -85,4 +98,4 @@ class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
     typed: bool
 
 
-News = RankReady | Done | Answer | RankFailed
+News = RankMeets | RankReady | Done | Answer | RankFailed

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import psutil
 
+from engine.interfaces.nodes import Nodes
 from engine.process import wire
-from engine.process.child import Child
+from engine.process.child import Child, Elsewhere
+from engine.process.local import NodeProcess
 from engine.process.wire import wait_for_any
 from engine.types.start import WorkerStart
 from engine_reference.executor_process.messages import News, Order, RankFailed, RankStart
@@ -19,29 +20,49 @@ MODULE = "engine_reference.executor_process.rank"
 
 
 class Ranks:
-    """One process a rank. Communicators meet in the directory of the first.
+    """One process a rank, on this machine or, where ranks have seats, on theirs. Communicators meet in the directory of
+    the first on a machine; those of several machines in a store that the first rank has.
+
+    Args:
+        worker: "pkg.mod:Class" to start.
+        starts: of each rank.
+        nodes: starts them where they have seats.
 
     Raises EngineDeadError where one cannot be started.
     """
 
-    def __init__(self, worker: str, starts: Sequence[WorkerStart]) -> None:
+    def __init__(self, worker: str, starts: Sequence[WorkerStart], nodes: Nodes | None = None) -> None:
         self.size = len(starts)
         self._owner = os.getpid()
         self._closed = False
         self._children: list[Child[News]] = []
         self._failed: set[int] = set()  # those of whom that was told
         try:
+            meeting: dict[str, str] = {}  # directory of the first rank of each machine
             for start in starts:
-                if self._children:
-                    start = msgspec.structs.replace(start, rendezvous=self.directory)
-                self._children.append(Child(MODULE, RankStart(worker, start), News, what="a rank"))
+                node = start.seat.node
+                start = msgspec.structs.replace(start, rendezvous=meeting.get(node, ""))
+                self._children.append(self._start(worker, start, nodes))
+                meeting.setdefault(node, self._children[-1].directory)
         except BaseException:
             self.close(0)
             raise
 
+    def _start(self, worker: str, start: WorkerStart, nodes: Nodes | None) -> Child[News]:
+        place, seat, elsewhere = start.place, start.seat, None
+        if start.seats and nodes is not None:
+            name = f"core{start.data_parallel_rank}:rank{place.rank} stage{place.stage.index} tp{place.tp_rank}"
+
+            def spawn(module: str, data: bytes, what: str) -> NodeProcess:
+                return nodes.spawn(seat.node, module, data, name, devices=1)
+
+            elsewhere = Elsewhere(spawn, nodes.here, seat.address, nodes.timeout)
+        message = RankStart(worker, start)
+        return Child(MODULE, message, News, what=f"rank {place.rank}", elsewhere=elsewhere)
+
     @property
     def directory(self) -> str:
-        """Where communicators meet."""
+        """Where communicators of the first rank's machine meet."""
         return self._children[0].directory
 
     @property
@@ -72,21 +93,12 @@ class Ranks:
         return None
 
     def dead(self) -> list[int]:
-        """The ranks whose process has ended."""
-        return [rank for rank, child in enumerate(self._children) if not child.alive]
+        """The ranks whose process has ended, or that are not reached any more."""
+        return [rank for rank, child in enumerate(self._children) if not child.alive or child.cut]
 
     def describe(self, rank: int) -> str:
         """A rank with its process and the state of that, for people."""
-        child = self._children[rank]
-        code = child.code
-        if code is not None:
-            how = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        else:
-            try:
-                how = psutil.Process(child.pid).status()
-            except psutil.Error:
-                how = "gone"
-        return f"rank {rank} of {self.size} (process {child.pid}, {how})"
+        return f"rank {rank} of {self.size} ({self._children[rank].describe()})"
 
     def close(self, grace: float = 3.0) -> None:
         """End every process, with so many seconds to leave by itself; remove sockets and directories. Idempotent.

@@ -7,9 +7,10 @@ queue the next step is launched while the last one runs.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,9 +26,11 @@ from engine_kit.ranks import RankAnswer, call_worker
 from engine_reference.executor_process.messages import (
     Answer,
     Done,
+    Meet,
     Order,
     RankCall,
     RankFailed,
+    RankMeets,
     RankReady,
     RankStart,
     Sample,
@@ -57,6 +60,7 @@ class Rank:
         self._rank = start.message.place.rank
         self._parent = parent
         self._tell = parent.send
+        self._store: object = None
         self._under_way: deque[tuple[StepPlan, StepFuture]] = deque()
 
     def run(self) -> int:
@@ -72,7 +76,7 @@ class Rank:
                     self._launch(worker, order.plan)
                 elif isinstance(order, Sample):
                     self._sample(worker, order)
-                else:
+                elif isinstance(order, RankCall):
                     self._tell(self._answer(worker, order))
             worker.shutdown()
         except Exception as error:
@@ -81,9 +85,29 @@ class Rank:
         return 0
 
     def _start_worker(self) -> Worker:
-        worker: Worker = import_object(self._start.worker)(self._start.message)
+        message = self._start.message
+        if len({seat.node for seat in message.seats}) > 1:
+            message = msgspec.structs.replace(message, store=self._meet(message.seat.address))
+        worker: Worker = import_object(self._start.worker)(message)
         self._tell(RankReady(self._rank, worker.start()))
         return worker
+
+    def _meet(self, here: str) -> str:
+        """Where the ranks of several machines meet. The first one has the store, which hears at its machine's address
+        alone; the others are told where."""
+        if self._rank == 0:
+            import torch.distributed
+
+            dist: Any = torch.distributed  # its stubs do not know the store's socket
+            listener = socket.create_server((here, 0), backlog=1024)
+            store = "{}:{}".format(*listener.getsockname())
+            self._tell(RankMeets(0, store))
+            server = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+            self._store = dist.TCPStore(here, int(store.rpartition(":")[2]), use_libuv=False, **server)
+        while not isinstance(order := self._next_order(), Meet):
+            if isinstance(order, Shutdown):
+                raise EngineDeadError("meet the other ranks", "it was told to stop before they had met")
+        return order.store
 
     def _launch(self, worker: Worker, plan: StepPlan) -> None:
         try:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from engine.types.errors import EngineError
+from engine.types.request import Adapter
 from engine_server.bodies import Body
 from engine_server.conversation.reading import JSONObject
 from engine_server.conversation.turn import Conversation, render
@@ -107,7 +108,7 @@ async def find(state: ServerState, said: Conversation, marks: Sequence[Mark], pr
     if not marks:
         return Kept()
     ends = [len(prompt) if mark.messages is None else await _end(state, said, mark, prompt) for mark in marks]
-    tokens = await _count(state, prompt, ends)
+    tokens = await _count(state, prompt, ends, state.adapters.get(said.model))
     wishes: list[dict[str, Any]] = [
         {"ttl": mark.seconds, "tokens": count, "hint": True} for mark, count in zip(marks, tokens, strict=True) if count
     ]
@@ -142,12 +143,14 @@ def _common(one: str, other: str) -> int:
     return same
 
 
-async def _count(state: ServerState, prompt: str, ends: Sequence[int]) -> list[int]:
+async def _count(state: ServerState, prompt: str, ends: Sequence[int], adapter: Adapter | None) -> list[int]:
     """How many tokens stand before each of these places, in whole blocks: others are not kept."""
     counted, total, begin = {0: 0}, 0, 0
     for end in sorted(set(ends) - {0}):
         piece = prompt[begin:end]
-        total += len(await state.engine.long.run(partial(state.engine.inputs.tokenize, piece, False), len(piece)))
+        total += len(
+            await state.engine.long.run(partial(state.engine.inputs.tokenize, piece, False, adapter), len(piece))
+        )
         counted[end], begin = total, end
     size = state.engine.plan.start.worker.layout.block_size
     return [counted[end] // size * size for end in ends]

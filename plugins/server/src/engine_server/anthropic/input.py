@@ -177,7 +177,10 @@ def conversation(body: CountTokensBody) -> tuple[Conversation, list[Mark]]:
     if body.cache_control is not None:
         marks.append(Mark(body.cache_control.seconds, None))
     check_number(marks)
-    return Conversation(messages=read.row, tools=tools, variables=body.chat_template_kwargs, prefill=prefill), marks
+    said = Conversation(
+        messages=read.row, tools=tools, variables=body.chat_template_kwargs, prefill=prefill, model=body.model
+    )
+    return said, marks
 
 
 def tool_request(body: CountTokensBody) -> tuple[ToolRequest, list[float | None]]:

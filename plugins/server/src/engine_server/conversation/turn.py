@@ -41,6 +41,7 @@ class Conversation:
         variables: further variables for the template.
         thinking_budget: tokens after which thoughts are ended.
         prefill: the beginning of the answer, which the model goes on with.
+        model: that is to answer; an adapter may have a template and a tokenizer of its own.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -49,12 +50,15 @@ class Conversation:
     variables: Mapping[str, Any] | None = None
     thinking_budget: int | None = None
     prefill: str = ""
+    model: str | None = None
 
 
 class SaysConversation(Protocol):
-    """A body in OpenAI's chat form: messages; whether the last one, the assistant's, is the beginning of the answer;
-    further variables for the template."""
+    """A body in OpenAI's chat form: the model; messages; whether the last one, the assistant's, is the beginning of the
+    answer; further variables for the template."""
 
+    @property
+    def model(self) -> str | None: ...
     @property
     def messages(self) -> Sequence[Mapping[str, Any]] | None: ...
     @property
@@ -85,6 +89,7 @@ def said(body: SaysConversation, *, add_generation_prompt: bool, tools: ToolRequ
         add_generation_prompt=add_generation_prompt or bool(prefill),
         variables=body.chat_template_kwargs,
         prefill=prefill,
+        model=body.model,
     )
 
 
@@ -156,6 +161,7 @@ async def render(state: ServerState, conversation: Conversation) -> TextPrompt:
         tools=given,
         add_generation_prompt=conversation.add_generation_prompt,
         variables=conversation.variables,
+        adapter=state.adapters.get(conversation.model),
     )
     plain = not given and not conversation.variables
     prompt = await state.engine.long.run(rendered, sum(map(_length, conversation.messages)) if plain else LONG)
@@ -186,8 +192,8 @@ async def count_tokens(state: ServerState, conversation: Conversation) -> int:
     """How many tokens the conversation's prompt has. Raises as `prepare`."""
     prompt = await render(state, conversation)
     _check_prefill(state, conversation, prompt["prompt"])
-    text = prompt["prompt"]
-    return len(await state.engine.long.run(partial(state.engine.inputs.tokenize, text, False), len(text)))
+    text, adapter = prompt["prompt"], state.adapters.get(conversation.model)
+    return len(await state.engine.long.run(partial(state.engine.inputs.tokenize, text, False, adapter), len(text)))
 
 
 def check_tools(state: ServerState, tools: ToolRequest) -> None:

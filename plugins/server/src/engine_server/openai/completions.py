@@ -163,4 +163,5 @@ def _echo(state: ServerState, body: CompletionBody, output: RequestOutput) -> st
         return output.prompt
     embeds = state.adapters.embeds(body.model)
     ids = output.prompt_token_ids
-    return state.engine.tokenizer.decode(ids if embeds is None else ids[len(embeds.data) :])
+    tokenizer = state.engine.inputs.tokenizer_of(state.adapters.get(body.model))
+    return tokenizer.decode(ids if embeds is None else ids[len(embeds.data) :])

@@ -11,11 +11,11 @@ import time
 
 import msgspec
 
-from engine.embedding import ProcessClient
 from engine.process.wire import Inbox, Outbox
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import FromCore, Ready, ToCore
 from engine.types.start import CoreStart, WorkerReady
+from engine_kit.process_client import ProcessClient
 
 POLL_SECONDS = 0.1
 
@@ -40,6 +40,8 @@ class CorePlace(msgspec.Struct, frozen=True, kw_only=True):
 class AttachedCore:
     """One of them, as `engine.process.child.Child` is of a core that this process has started: whoever started it finds
     out whether it hangs, and calls `attach` when it is ready and `died` when it has ended, in any thread."""
+
+    remote = False
 
     def __init__(self) -> None:
         self.stopping = threading.Event()

@@ -21,13 +21,15 @@ from typing import Any
 
 import msgspec
 
-from engine.embedding import EngineConfig, LoopListener, launch, start_cores
+from engine.embedding import EngineConfig, launch, start_cores
 from engine.interfaces.client import CoreState
+from engine.plugin.points import NODES
 from engine.process.child import Child
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.start import WorkerReady
+from engine_kit.process_client import LoopListener
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Phase, loop_factory, say
@@ -193,6 +195,12 @@ class Parent(Program):
         self._config = config
         self._place = place
         self._plan = plan = launch(config)
+        if any(chosen.card.several for chosen in plan.chosen(NODES)):
+            raise ConfigError(
+                f"api_workers={settings.api_workers} with nodes={config.asked('nodes')}",
+                "API processes speak to engine cores over sockets of one machine, and these run on others",
+                "leave --api-workers out",
+            )
         self._cores = start_cores(plan)
         self._responses = KeptResponses(ResponseStore(settings.response_store_size, settings.response_store_time))
         self._phase = Phase.STARTING
@@ -201,7 +209,7 @@ class Parent(Program):
         self._pauses = [0.0] * settings.api_workers
         self._clients = itertools.count(1)
         self._worker: WorkerReady | None = None
-        self._pids = [0] * config.data_parallel_size  # of the cores that the API processes know to live
+        self._pids = [0] * plan.config.data_parallel_size  # of the cores that the API processes know to live
         self._failed: EngineError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -281,7 +289,7 @@ class Parent(Program):
                 number=number,
                 client=next(self._clients),
                 core=self._plan.start,
-                num_cores=self._config.data_parallel_size,
+                num_cores=self._plan.config.data_parallel_size,
                 config=self._config.model_dump_json(exclude_unset=True),
                 settings=self._settings.model_dump_json(exclude_unset=True),
                 listener=listener.fileno(),

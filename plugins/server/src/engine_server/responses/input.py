@@ -171,7 +171,9 @@ def conversation(body: ResponsesBody, before: Sequence[Item], items: Sequence[It
         read.take(JSONObject(item, "previous_response_id"))
     for i, item in enumerate(items):
         read.take(JSONObject(item, f"input.{i}"))
-    return Conversation(messages=read.row, tools=tool_request(body), variables=body.chat_template_kwargs)
+    return Conversation(
+        messages=read.row, tools=tool_request(body), variables=body.chat_template_kwargs, model=body.model
+    )
 
 
 def tool_request(body: ResponsesBody) -> ToolRequest:

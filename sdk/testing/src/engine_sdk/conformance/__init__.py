@@ -23,7 +23,7 @@ import pytest
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
     *("logits_processor", "executor", "platform", "checkpoint", "quantization", "kv_connector", "model", "tokenizer"),
-    *("tool_parser", "reasoning_parser", "experts", "adapter"),
+    *("tool_parser", "reasoning_parser", "experts", "adapter", "nodes"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.model.encoder import EncoderModelConformance
     from engine_sdk.conformance.model.encoder_decoder import EncoderDecoderConformance
     from engine_sdk.conformance.model.suite import ModelConformance
+    from engine_sdk.conformance.nodes import NodesConformance
     from engine_sdk.conformance.ops.suite import OpsAround, OpsConformance, OpsThorough
     from engine_sdk.conformance.platform import PlatformConformance
     from engine_sdk.conformance.quantization import QuantizationConformance
@@ -72,6 +73,7 @@ __all__ = [
     "KVConnectorConformance",
     "LogitsProcessorConformance",
     "ModelConformance",
+    "NodesConformance",
     "OpsAround",
     "OpsConformance",
     "OpsThorough",
@@ -96,6 +98,7 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "router": ("RouterConformance",),
         "logits_processor": ("LogitsProcessorConformance",),
         "executor": ("ExecutorConformance",),
+        "nodes": ("NodesConformance",),
         "platform": ("PlatformConformance",),
         "checkpoint": ("CheckpointConformance",),
         "quantization": ("QuantizationConformance",),
@@ -133,6 +136,7 @@ _HOMES = {
     "KVConnectorConformance": "kv_connector.suite",
     "LogitsProcessorConformance": "logits_processor",
     "ModelConformance": "model.suite",
+    "NodesConformance": "nodes",
     "OpsAround": "ops.suite",
     "OpsConformance": "ops.suite",
     "OpsThorough": "ops.suite",

@@ -349,6 +349,17 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("workers whose parent is killed end", "orphans_go"),
             Capability("nothing left after the end", "after_shutdown"),
         ),
+        "nodes": (
+            Capability(
+                "machines with names and addresses that stay", "machines_are_told_apart an_unknown_machine_is_refused"
+            ),
+            Capability("processes that hear and are heard", "what_is_started_hears_and_is_heard several_at_once"),
+            Capability("no secret on a command line, private folders", "nobody_reads_what_it_was_told"),
+            Capability("exit codes", "exit_codes_are_told"),
+            Capability("processes that are killed or let go are gone", "what_is_killed_is_gone what_is_let_go_leaves"),
+            Capability("processes whose parent has gone end, on another machine", "the_end_of_a_connection_ends_it"),
+            Capability("nothing left after the end", "nothing_runs_on_when_it_is_closed"),
+        ),
         "platform": (
             Capability("facts of the device, without torch", "facts facts_without_torch device"),
             Capability("memory pools", "pool pool_that_does_not_fit"),

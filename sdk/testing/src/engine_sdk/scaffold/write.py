@@ -38,6 +38,7 @@ _USE = {
     "communicator": "engine serve --tensor-parallel-size 2 --communicator my-driver",
     "tokenizer": "engine generate --model FOLDER --tokenizer-mode my-driver 'Once upon a time'",
     "checkpoint": "engine generate --model my-driver:FOLDER 'Once upon a time'",
+    "nodes": "engine serve --model FOLDER --tensor-parallel-size 2 --nodes my-driver",
     "experts": "engine serve --model FOLDER --tensor-parallel-size 2 --experts my-driver",
     "kv_connector": "engine serve --preemption-mode swap --swap-space 1GiB --kv-connector my-driver",
 }

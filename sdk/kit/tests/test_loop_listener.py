@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.frontend import process_client
-from engine.frontend.process_client import LoopListener
 from engine.process.wire import Inbox, Outbox
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Failed, FromCore, Reply
+from engine_kit import process_client
+from engine_kit.process_client import LoopListener
 
 
 class Core:
-    """A core's end and the frontend's, in one process. See `engine.frontend.process_client.CoreEnd`."""
+    """A core's end and the frontend's, in one process. See `engine_kit.process_client.CoreEnd`."""
 
     def __init__(self, folder: Path) -> None:
         self._inbox: Inbox[FromCore] = Inbox(FromCore, f"ipc://{folder}/outputs")

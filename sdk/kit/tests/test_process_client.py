@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from engine import EngineArgs
-from engine.frontend import process_client
 from engine.frontend.launch import launch
-from engine.frontend.process_client import ProcessClient, start_process
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Abort, Add, Call, FromCore, Ready, Reply, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
 from engine.types.start import WorkerReady
+from engine_kit import process_client
+from engine_kit.process_client import ProcessClient, start_process
 
 SILENT = """
 import sys
@@ -67,7 +67,9 @@ def test_a_shutdown_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 class Played:
-    """See `engine.frontend.process_client.CoreEnd`."""
+    """See `engine_kit.process_client.CoreEnd`."""
+
+    remote = False
 
     def __init__(self) -> None:
         self.stopping = threading.Event()

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
 from engine.interfaces.client import CoreState
-from engine.process.child import Child, ProcessTree
+from engine.process.child import Child, Elsewhere, ProcessTree
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Abort, Add, Call, FromCore, Ready, Reply, ToCore
 from engine.types.outputs import CoreOutputs, StepStats
@@ -49,7 +49,9 @@ class Heard(Protocol[T_co]):
 
 
 class CoreEnd(Heard[FromCore], Protocol):
-    """This process's end of a core."""
+    """This process's end of a core. One that is `remote` has a process of another machine."""
+
+    remote: bool
 
     @property
     def pid(self) -> int: ...
@@ -64,13 +66,18 @@ class CoreEnd(Heard[FromCore], Protocol):
     def close(self) -> None: ...
 
 
-def start_process(start: CoreStart) -> ProcessClient:
-    """Start an engine core in a process of its own, where it begins to load the model.
+def start_process(
+    start: CoreStart, elsewhere: Elsewhere | None = None, at_end: Callable[[], None] | None = None
+) -> ProcessClient:
+    """Start an engine core in a process of its own, where it begins to load the model. at_end: see `ClientContext`.
 
     Raises EngineDeadError where the process cannot be started.
     """
-    child: Child[FromCore] = Child(MODULE, start, FromCore, what="the engine core", silence=start.step_timeout)
-    return ProcessClient(child, start.worker.data_parallel_rank)
+    silence = start.step_timeout
+    child: Child[FromCore] = Child(
+        MODULE, start, FromCore, what="the engine core", silence=silence, elsewhere=elsewhere
+    )
+    return ProcessClient(child, start.worker.data_parallel_rank, at_end=at_end)
 
 
 class ProcessClient:
@@ -80,10 +87,14 @@ class ProcessClient:
         core: this process's end of it.
         dp_rank: of the core.
         client: this process's number for the core: 0, who started it, or see `engine.types.messages.Attach`.
+        at_end: called when it has ended.
     """
 
-    def __init__(self, core: CoreEnd, dp_rank: int = 0, client: int = 0) -> None:
+    def __init__(
+        self, core: CoreEnd, dp_rank: int = 0, client: int = 0, at_end: Callable[[], None] | None = None
+    ) -> None:
         self._core = core
+        self._at_end = at_end
         self._dp_rank = dp_rank
         self._client = client
         self._unfinished: dict[str, None] = {}
@@ -120,7 +131,7 @@ class ProcessClient:
                     return error
                 break
             if isinstance(message, Ready):
-                self._tree = ProcessTree(self._core.pid)
+                self._tree = None if self._core.remote else ProcessTree(self._core.pid)
                 self._worker = message.worker
                 return message.worker
         return EngineDeadError("start the engine core's process", "it was shut down while it started")
@@ -270,6 +281,8 @@ class ProcessClient:
             self._listener.stop()
         with self._starting:
             self._core.close()
+        if self._at_end is not None:
+            self._at_end()
 
 
 class LoopListener(Generic[T]):

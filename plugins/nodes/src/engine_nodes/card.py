@@ -1,0 +1,36 @@
+"""The card of nodes `agent`."""
+
+from __future__ import annotations
+
+import sys
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.interfaces.nodes import NodesCard, NodesNeed
+
+
+class AgentOptions(BaseModel):
+    """Set as `--nodes.listen tcp://10.0.0.1:9400 --nodes.token_file F --nodes.count 2`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    listen: str = Field(
+        "tcp://127.0.0.1:9400", pattern=r"^tcp://[^:*]+:\d+$", description="this machine's own address, and a port"
+    )
+    token_file: str = Field("", description="a file with the secret that agents have, too; nobody else may read it")
+    count: int = Field(1, ge=1, description="machines to wait for")
+    timeout: float = Field(10.0, gt=0, description="seconds without a sign of life after which a machine is lost")
+    join_timeout: float = Field(600.0, gt=0, description="seconds to wait for the machines at the start")
+
+
+class AgentNodes(NodesCard):
+    """Machines on which `engine join` runs: it joins this process, and starts the engine's there."""
+
+    by_name = True
+    several = True
+    Options = AgentOptions
+    body = "engine_nodes.head:Head"
+
+    @classmethod
+    def unsupported(cls, need: NodesNeed) -> list[str]:
+        return ["it speaks to processes over Unix sockets"] if sys.platform == "win32" else []
