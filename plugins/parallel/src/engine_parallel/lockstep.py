@@ -220,7 +220,7 @@ class Star:
             proof = _proof(self._token, b"head", hello.nonce, nonce)
             welcome = Welcome(why) if why else Welcome("", proof, self.meeting)
             _write_message(connection, welcome)
-        except (OSError, EOFError, msgspec.DecodeError) as error:
+        except (OSError, EOFError, msgspec.DecodeError, struct.error) as error:
             return None, f"{type(error).__name__}: {error}"
         _prepare(connection)
         return (None, why) if why else (hello.rank, before)
@@ -231,6 +231,9 @@ class Star:
             return "it has another token"
         if hello.size != self.size:
             return f"rank {hello.rank} counts {hello.size} engine cores, and rank 0 counts {self.size}"
+        there = self._sockets.get(hello.rank)
+        if there is not None and _has_left(there):  # and was started again
+            self._sockets.pop(hello.rank).close()
         if not 0 < hello.rank < self.size or hello.rank in self._sockets:
             return f"a core of rank {hello.rank} is there, or cannot be"
         if hello.same != self._same:
@@ -377,11 +380,8 @@ class Star:
         """Why this lockstep has ended, as far as it is known; looks, and does not wait."""
         if self._lost is None:
             for file, _ in self._poll.poll(0):
-                rank = self._ranks[file]
-                with contextlib.suppress(OSError):
-                    if self._sockets[rank].recv(self._frame.size, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                        continue
-                self._lose(rank, "has left")
+                if _has_left(self._sockets[self._ranks[file]]):
+                    self._lose(self._ranks[file], "has left")
         return self._lost
 
     def _lose(self, rank: int, how: str) -> None:
@@ -455,6 +455,16 @@ def _prepare(connection: socket.socket) -> None:
     for option, seconds in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 5000)):
         if (number := getattr(socket, option, None)) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, number, seconds)
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the other end is closed and nothing is there that it said before."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _proof(token: bytes, *parts: bytes) -> bytes:

@@ -8,15 +8,19 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
-from engine_parallel.lockstep import Star
+from engine_parallel.lockstep import Hello, Star
 
 TOKEN = b"0123456789abcdef"
+_huge = msgspec.msgpack.encode(Hello(2**40, 2, b"", b""))
+HUGE = len(_huge).to_bytes(4, "little") + _huge
+"""One that counts beyond what travels."""
 
 
 def free_port() -> int:
@@ -121,6 +125,26 @@ def test_one_of_another_machine_cannot_share_experts(tmp_path: Path) -> None:
     assert head.result(20).gone() is not None
 
 
+def test_one_that_is_started_again_while_others_are_waited_for_joins(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/a"
+    head = start(address, 0, 3)
+    start(address, 1, 3).result(20).close()
+    stars = [start(address, 1, 3).result(20), start(address, 2, 3).result(20), head.result(20)]
+    with pytest.raises(ConfigError, match="is there"):
+        second = tmp_path / "b"
+        other = start(f"ipc://{second}", 0, 3)
+        kept = start(f"ipc://{second}", 1, 3).result(20)
+        try:
+            start(f"ipc://{second}", 1, 3).result(20)
+        finally:
+            start(f"ipc://{second}", 2, 3).result(20).close()
+            other.result(20).close()
+            kept.close()
+    assert agreements(stars, [3, 0, 5], [True] * 3)[0].tokens.tolist() == [3, 1, 5]
+    for star in stars:
+        star.close()
+
+
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineDeadError, match="not there: rank 1, rank 2"):
         Star(f"ipc://{tmp_path}/a", 0, 3, meet=0.05)
@@ -128,7 +152,7 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
         Star(f"ipc://{tmp_path}/b", 1, 3, meet=0.05)
 
 
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x05\x00\x00\x00abcde"])
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x05\x00\x00\x00abcde", HUGE])
 def test_noise_is_passed_over(noise: bytes, tmp_path: Path) -> None:
     port = free_port()
     head = start(f"tcp://127.0.0.1:{port}", 0, 2)
