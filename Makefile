@@ -19,7 +19,7 @@ PACKAGES := . $(patsubst %/pyproject.toml,%,$(filter-out pyproject.toml,$(PYPROJ
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
 # What `pip install engine` brings, engine-cpu apart, whose native code is built beside the rest; the stamps say when
 # these, and when all packages with their tests' needs, were installed.
-SERVING := . core sdk/kit $(addprefix plugins/,reference gguf moe lora states models quantization server parsers parallel chat bench tiny xgrammar)
+SERVING := . core sdk/kit $(addprefix plugins/,reference gguf moe lora states models quantization server parsers parallel chat bench tiny tokenizers xgrammar)
 COMPILED := plugins/cpu
 SERVING_STAMP := $(VENV)/.serving-stamp
 STAMP := $(VENV)/.install-stamp

@@ -1,12 +1,16 @@
 """What dividing a model gains on processors: `python -m tests.benchmarks.parallel`.
 
-One process of one thread against two, each of one thread: as two pipeline stages, and as two ranks that share each
-layer, or each sequence, by communicator `shm`. All engines stand side by side and serve the same requests in turns
-(A B C A B C); idle ranks wait on a socket. Prints the median of tokens per second of each, and the ratios; the bars are
-1.7 and 1.6. Ranks that share sequences divide attention alone, so there is none: they gain where contexts are long.
+One process of one thread against two, each of one thread: as two pipeline stages, as two ranks that share each layer,
+or each sequence, by communicator `shm`, and as two engine cores with the whole model, which serve twice the requests.
+All engines stand side by side and serve in turns (A B C A B C); idle ranks wait on a socket. Prints the median of
+tokens per second of each, and the ratios; the bars are 1.7, 1.6, and 1.9 for cores. Ranks that share sequences divide
+attention alone, so there is none: they gain where contexts are long.
 Stages overlap on different steps, and each step reads all weights of a stage: where reading them takes the time, as in
 decodes of few rows, stages gain nothing but the second processor's bandwidth, and prompts (--input-len) gain most.
 Nothing else should compute on the machine, which needs two processors and memory for three models.
+
+With --model 1B-A0.3B, a mixture of the peers' benchmark, the third engine deals whole experts over two ranks, where the
+second has a part of each on both: the bar is 0.9 times the second, within 10 %.
 """
 
 from __future__ import annotations
@@ -22,8 +26,12 @@ import numpy as np
 
 from engine import LLM, SamplingParams
 from engine_reference.checkpoint_dummy.sizes import config_of
+from tests.benchmarks.peers.checkpoint import checkpoint
+from tests.benchmarks.peers.dimensions import MODELS
+from tests.benchmarks.peers.environment import default_cache
 
-BARS = {"pipeline": 1.7, "tensor": 1.6}
+BARS = {"pipeline": ("one", 1.7), "tensor": ("one", 1.6), "data": ("one", 1.9), "experts": ("tensor", 0.9)}
+"""Beside which, and how many times its tokens."""
 
 
 def balanced_split(model: str, input_len: int, output_len: int) -> str:
@@ -36,12 +44,13 @@ def balanced_split(model: str, input_len: int, output_len: int) -> str:
     return f"{first},{layers - first}"
 
 
-def tokens_per_second(llm: LLM, options: argparse.Namespace, seed: int) -> float:
-    """Of one batch, prompts and all."""
-    ids = np.random.default_rng(seed).integers(0, 250, (options.requests, options.input_len)).tolist()
+def tokens_per_second(llm: LLM, options: argparse.Namespace, seed: int, cores: int) -> float:
+    """Of one batch for each core, prompts and all."""
+    ids = np.random.default_rng(seed).integers(0, 250, (cores * options.requests, options.input_len)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
     began = time.perf_counter()
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in ids], params, use_tqdm=False)
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in ids]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - began
     return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
 
@@ -57,6 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--step-tokens", type=int, default=256, help="at most: stages overlap where prompts take several"
     )
+    parser.add_argument("--kinds", nargs="+", help="which beside the one process (default: all)")
     parser.add_argument("--split", help="layers of the two stages (default: by what they and the head weigh)")
     options = parser.parse_args()
     common: dict[str, Any] = {
@@ -64,30 +74,40 @@ def main() -> None:
         "max_num_seqs": options.requests, "max_model_len": options.input_len + options.output_len + 1,
         "kv_cache_memory": "512MiB", "enable_prefix_caching": False, "max_num_batched_tokens": options.step_tokens,
     }  # fmt: skip
-    split = options.split or balanced_split(options.model, options.input_len, options.output_len)
-    kinds: dict[str, dict[str, Any]] = {
-        "one": {},
-        "pipeline": {"pipeline_parallel_size": 2, "pipeline_parallel_split": split},
-        "tensor": {"tensor_parallel_size": 2, "communicator": "shm"},
-        "context": {"context_parallel_size": 2, "communicator": "shm"},
-    }
+    kinds: dict[str, dict[str, Any]] = {"one": {}, "tensor": {"tensor_parallel_size": 2, "communicator": "shm"}}
+    names = {"one": "one process", "tensor": "2 ranks by shm"}
+    mixture = MODELS.get(options.model)
+    if mixture is None:
+        split = options.split or balanced_split(options.model, options.input_len, options.output_len)
+        kinds |= {
+            "pipeline": {"pipeline_parallel_size": 2, "pipeline_parallel_split": split},
+            "context": {"context_parallel_size": 2, "communicator": "shm"},
+            "data": {"data_parallel_size": 2},
+        }
+        names |= {"pipeline": f"2 stages ({split})", "context": "2 share sequences", "data": "2 engine cores"}
+    else:
+        common["model"] = str(checkpoint(mixture, default_cache()))
+        kinds["experts"] = {**kinds["tensor"], "enable_expert_parallel": True}
+        names["experts"] = "2 ranks, whole experts"
+    kinds = {kind: settings for kind, settings in kinds.items() if kind in ("one", *(options.kinds or kinds))}
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
         engines = {kind: stack.enter_context(LLM(**common, **settings)) for kind, settings in kinds.items()}
         for turn in range(options.rounds + 1):
             for kind, llm in engines.items():
-                figure = tokens_per_second(llm, options, turn)
+                figure = tokens_per_second(llm, options, turn, kinds[kind].get("data_parallel_size", 1))
                 if turn:  # the first warms up
                     found[kind].append(figure)
     medians = {kind: statistics.median(figures) for kind, figures in found.items()}
     print(
         f"{options.model}, {options.requests} requests of {options.input_len} + {options.output_len} tokens, one thread"
     )
-    print(f"one process           {medians['one']:8.1f} tokens/s")
-    names = {"pipeline": f"2 stages ({split})", "tensor": "2 ranks by shm", "context": "2 share sequences"}
-    for kind, name in names.items():
-        bar = f" (bar {BARS[kind]})" if kind in BARS else ""
-        print(f"{name:20}  {medians[kind]:8.1f} tokens/s  {medians[kind] / medians['one']:.2f} times{bar}")
+    for kind in kinds:
+        beside, bar = BARS.get(kind, ("one", 0.0))
+        beside = beside if beside in medians else "one"
+        ratio = f"  {medians[kind] / medians[beside]:.2f} times {names[beside]}" if kind != "one" else ""
+        ratio += f" (bar {bar})" if bar and beside == BARS[kind][0] else ""
+        print(f"{names[kind]:22}  {medians[kind]:8.1f} tokens/s{ratio}")
     print(json.dumps({f"{kind}_tokens_per_s": round(value, 2) for kind, value in medians.items()}))
 
 

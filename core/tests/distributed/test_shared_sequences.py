@@ -70,16 +70,18 @@ def test_each_rank_keeps_its_part(checkpoints: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_prompt_of_128k_tokens(checkpoints: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_tokens", "dtype"), [(128 * 1024, "float32"), (16 * 1024, "float64")])
+def test_a_long_prompt(checkpoints: Any, tmp_path: Path, num_tokens: int, dtype: str) -> None:
     """In chunks, in half the pages on each of two ranks."""
-    made = checkpoints("LlamaForCausalLM", layers=1, heads=1, kv_heads=1)
-    folder = shutil.copytree(made, tmp_path / "long")
+    folder = shutil.copytree(checkpoints("LlamaForCausalLM", layers=1, heads=1, kv_heads=1), tmp_path / "long")
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 1 << 18}
     (folder / "config.json").write_text(json.dumps(config))
-    num_tokens, settings = 128 * 1024, {"max_num_batched_tokens": 2048, "block_size": 64, "max_model_len": 129 * 1024}
-    pages = num_tokens // 64 + 3
+    settings = {
+        "max_num_batched_tokens": 2048, "block_size": 64, "max_model_len": num_tokens + 1024, "dtype": dtype,
+    }  # fmt: skip
+    pages = num_tokens // 64 + 2  # one for what is drawn, and the one that nobody owns
     expected, _ = one_prompt(folder, num_tokens, num_kv_pages=pages, **settings)
-    half = pages // 2 + 2
+    half = num_tokens // 128 + 2
     found = one_prompt(folder, num_tokens, num_kv_pages=half, executor="threads", context_parallel_size=2, **settings)
     assert found == (expected, half) and len(expected) == 4
 

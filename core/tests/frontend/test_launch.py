@@ -191,7 +191,7 @@ def test_generation_config_has_the_last_word_on_the_end(folder: Path) -> None:
 
 def test_nothing_starts_where_no_package_reads_that_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.plugin.loading.entry_points", lambda group: ())
-    with pytest.raises(EngineError, match="no installed package brings 'generation_config'; pip install --upgrade"):
+    with pytest.raises(EngineError, match="no installed package brings 'data_parallel'; pip install --upgrade"):
         launch(EngineConfig(model=str(folder)))
 
 

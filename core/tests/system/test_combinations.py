@@ -28,7 +28,7 @@ COMBINATIONS = (
 )
 QUICK = (Parallel(cp=2), Parallel(cp=2, tp=2), Parallel(cp=2, pp=2))
 """Those without shared sequences run in `test_stages.py` and `test_tokens.py` too."""
-DRAFTERS = ("", "ngram", "model", "copy", "mixed")
+DRAFTERS = ("", "ngram", "layer", "model", "copy", "mixed")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,27 +3,19 @@ each request gets the tokens that it gets alone, and all cores exchange tokens o
 
 from __future__ import annotations
 
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-import msgspec
 import pytest
 import torch
-from harness import VOCAB, layout
-from hypothesis import HealthCheck, event, given
+from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from lockstep_cores import run_together
-from schedules import Schedule, Settings, schedules
-from test_real_schedules import Crew, check, core_around, message_for, unvaried, with_sampling
+from real_lockstep import of, run
+from schedules import Schedule
 
 from engine.distributed.group import ProcessGroup
-from engine.runner.model_runner import ModelRunner
 from engine.types.parallel import Parallel
-from engine.types.start import WorkerReady
 
 
 class Exchanged:
@@ -48,42 +40,8 @@ class Exchanged:
         return every[start : start + own].clone()
 
 
-@lru_cache(maxsize=16)
-def crews(settings: Settings, buckets: bool, parallel: Parallel) -> list[tuple[Crew, WorkerReady]]:
-    """The workers of each core, started together."""
-    message = message_for(settings, buckets, parallel)
-    message = msgspec.structs.replace(message, meeting=tempfile.mkdtemp(prefix="lockstep-"))
-    starts = [msgspec.structs.replace(message, data_parallel_rank=rank) for rank in range(parallel.dp)]
-    made = [Crew(start) for start in starts]
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(parallel.dp) as pool:
-        whole = ModelRunner.__init__
-
-        def init(self: Any, start: Any, built: Any, *args: Any, **named: Any) -> None:
-            built = replace(built, model=Exchanged(built.model, built.groups["dp"]))
-            whole(self, start, built, *args, **named)
-
-        patch.setattr(ModelRunner, "__init__", init)
-        return list(zip(made, pool.map(Crew.begun, made), strict=True))
-
-
-def run(several: list[Schedule], seed: int, parallel: Parallel, buckets: bool) -> None:
-    settings = several[0].settings
-    several = [
-        with_sampling(replace(one, settings=replace(settings, in_flight=one.settings.in_flight)), seed + number)
-        for number, one in enumerate(several)
-    ]
-    workers = crews(unvaried(settings), buckets, parallel)
-    form = layout().marked() if settings.canary else layout()
-
-    def make(rank: int, schedule: Schedule) -> Any:
-        return core_around(*workers[rank], form, schedule.settings, parallel.pp)[0]
-
-    cores = run_together(several, make, lambda core, request, outcome: check(request, outcome))
-    event(f"preemptions: {any(core.stats().num_preemptions for core in cores)}")
-
-
-def of(size: int, most: int, **how: Any) -> st.SearchStrategy[list[Schedule]]:
-    return st.lists(schedules(VOCAB, max_requests=most, **how), min_size=size, max_size=size)
+def exchanged(built: Any) -> Any:
+    return replace(built, model=Exchanged(built.model, built.groups["dp"]))
 
 
 TWO = st.booleans().flatmap(lambda crowded: of(2, 4, crowded=crowded))
@@ -101,7 +59,7 @@ CASES = [
 def test_every_request_gets_the_tokens_that_it_gets_alone(
     parallel: Parallel, buckets: bool, several: st.SearchStrategy[list[Schedule]], data: st.DataObject, seed: int
 ) -> None:
-    run(data.draw(several), seed, parallel, buckets)
+    run(data.draw(several), seed, parallel, buckets, exchanged)
 
 
 @pytest.mark.slow
@@ -112,4 +70,4 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
 def test_many_schedules(parallel: Parallel, buckets: bool, data: st.DataObject, seed: int) -> None:
     drafters = ("",) if parallel.pp > 1 else ("", "ngram")
     how = {"crowded": data.draw(st.booleans()), "drafters": drafters}
-    run(data.draw(of(parallel.dp, 6, **how)), seed, parallel, buckets)
+    run(data.draw(of(parallel.dp, 6, **how)), seed, parallel, buckets, exchanged)

@@ -65,14 +65,14 @@ def test_in_a_crowded_cache(parallel: Parallel, schedule: Schedule, seed: int) -
     run(schedule, seed, parallel)
 
 
-@given(schedule=schedules(VOCAB, max_requests=6), seed=st.integers(0, 2**32))
+@given(schedule=schedules(VOCAB, max_requests=6, drafters=("", "layer")), seed=st.integers(0, 2**32))
 @hypothesis_settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 def test_captured_decode_steps(schedule: Schedule, seed: int) -> None:
     """Each stage replays its own, padded to buckets; what travels has the plan's rows."""
     run(schedule, seed, PARALLEL[0], buckets=True)
 
 
-DRAFTERS = ("ngram", "model", "copy", *drafting.KINDS)
+DRAFTERS = ("ngram", "layer", "model", "copy", *drafting.KINDS)
 
 
 @pytest.mark.parametrize("parallel", [PARALLEL[1], PARALLEL[3]], ids=str)

@@ -85,7 +85,7 @@ def test_an_id_that_is_no_experts() -> None:
     """An error, and nothing is read beside the weights."""
     mine, (ids, weights) = ops(), chosen(3, 2)
     packed = mine.pack_experts(tensor(EXPERTS, 2 * INNER, HIDDEN), tensor(EXPERTS, HIDDEN, INNER), None, None)
-    for wrong in (-1, EXPERTS, 2**30):
+    for wrong in (-1, EXPERTS + 1, 2**30):  # EXPERTS is nobody's
         ids[1, 1] = wrong
         with pytest.raises(IndexError, match=f"no expert {wrong}"):
             mine.experts(tensor(3, HIDDEN), packed, ids, weights, ExpertAct())

@@ -56,6 +56,9 @@ def test_a_server_with_adapters(tmp_path: Path) -> None:
     inside = write_adapter(tmp_path / "allowed" / "inside", 2)
     write_tokenizer(write_adapter(tmp_path / "allowed" / "more", 3), more=2)
     (tmp_path / "allowed" / "link").symlink_to(tmp_path / "fixed")
+    templates = Path(write_adapter(tmp_path / "allowed" / "templates", 4)) / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "other.jinja").symlink_to("/etc/hostname")
     (tmp_path / "allowed" / "linked").mkdir()
     for file in (tmp_path / "fixed").iterdir():
         (tmp_path / "allowed" / "linked" / file.name).symlink_to(file)
@@ -104,7 +107,7 @@ async def _talk(client: httpx.AsyncClient, expected: dict[str, list[int]]) -> No
     assert (await post("/completions", model="later", **BODY)).status_code == 404
     assert (await post("/load_lora_adapter", lora_name="later", lora_path="inside")).status_code == 200
     assert await tokens("later") == expected["later"]
-    for path in ("link", "linked", "../fixed", "/etc", "nowhere", "a\0b", "more"):
+    for path in ("link", "linked", "../fixed", "/etc", "nowhere", "a\0b", "more", "templates"):
         answer = await post("/load_lora_adapter", lora_name="other", lora_path=path)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "lora_path", answer.text
     for name in ("later", "base"):

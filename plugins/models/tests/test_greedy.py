@@ -81,10 +81,18 @@ def test_states_that_are_swapped_out(architecture: str, tmp_path: Path) -> None:
     served(tmp_path, make(tmp_path, architecture, ALL[architecture]), swap_space=1 << 24)
 
 
+DEALT: dict[str, dict[str, Any]] = {
+    "still": {"tensor_parallel_size": 2},
+    "moving": {"tensor_parallel_size": 2, "experts.redundant": 2, "experts.rebalance_every": 4},
+    "over cores": {"data_parallel_size": 2, "experts.redundant": 2, "experts.rebalance_every": 4},
+    "shuffled over cores": {"data_parallel_size": 2, "experts": "all_to_all"},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("moves", [{}, {"experts.redundant": 2, "experts.rebalance_every": 4}], ids=["still", "moving"])
+@pytest.mark.parametrize("dealt", DEALT)
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "GptOssForCausalLM"])
-def test_experts_dealt_over_processes(architecture: str, moves: dict[str, Any], tmp_path: Path) -> None:
+def test_experts_dealt_over_processes(architecture: str, dealt: str, tmp_path: Path) -> None:
     """One tensor for each expert, shared ones beside them, and all experts in one tensor."""
-    settings = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
-    served(tmp_path, make(tmp_path, architecture, ALL[architecture]), **settings, **moves)
+    settings = {"enable_expert_parallel": True, **DEALT[dealt]}
+    served(tmp_path, make(tmp_path, architecture, ALL[architecture]), **settings)

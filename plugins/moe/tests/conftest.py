@@ -10,3 +10,5 @@ sys.path[:0] = [
     *(str(_CORE / name) for name in ("modeling", "system", "loop", "runner", "distributed")),
     *(str(_REFERENCE / name) for name in ("parity", "attention")),
 ]
+
+from dealt_harness import way  # noqa: E402, F401

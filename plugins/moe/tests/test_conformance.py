@@ -27,12 +27,15 @@ class TestGatherMoves(ExpertsConformance):
 
     driver = "gather"
     options: ClassVar = {"redundant": 3, "rebalance_every": 2, "step_bytes": 1}
+    quick = r"beside_steps|rank_holds"
 
 
 class TestAllToAll(ExpertsConformance):
     driver = "all_to_all"
+    quick = r"loop_over_tokens.*(one by one|turned)|fewer|rank_holds|what_cannot"
 
 
 class TestAllToAllMoves(ExpertsConformance):
     driver = "all_to_all"
     options: ClassVar = {"redundant": 2, "rebalance_every": 3, "step_bytes": "1MiB"}
+    quick = r"beside_steps"

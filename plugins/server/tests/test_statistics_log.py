@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from engine.types.errors import EngineDeadError
 from engine.types.outputs import StepStats
-from engine_server.metrics.exposition import _EngineCollector
+from engine_server.metrics.exposition import Exposition, _EngineCollector
 from engine_server.metrics.measures import Measures
 from engine_server.program import StatisticsLog
 
@@ -113,6 +114,45 @@ def samples(stats: StepStats) -> list[tuple[str, dict[str, str], float]]:
     families = _EngineCollector(cast("Any", llm), {}, Measures(64).plain(), ()).collect()
     found = [(sample.name, dict(sample.labels), sample.value) for family in families for sample in family.samples]
     return [one for one in found if one[1].get("engine") == "0"]
+
+
+async def test_metrics_tell_what_experts_computed():
+    """All ranks' numbers are asked for with each scrape; where nobody answers in time they are those of before."""
+    asked, parallel = [], SimpleNamespace(ep=True)
+    plan = SimpleNamespace(
+        registry=SimpleNamespace(broken=tuple), start=SimpleNamespace(worker=SimpleNamespace(parallel=parallel))
+    )
+    worker = SimpleNamespace(hook_failures=(), broken=())
+
+    async def call(method):
+        asked.append(method)
+        if len(asked) > 1:
+            raise EngineDeadError("call", "it has died")
+        return [[5, 0, 2], [0, 7, 1]]
+
+    llm = SimpleNamespace(model_name="m", cores=[], plan=plan, worker=worker, call=call)
+    exposition = Exposition.__new__(Exposition)
+    exposition._server, exposition._expert_tokens = SimpleNamespace(llm=llm), []
+    for _ in range(2):
+        told = await exposition._of_experts()
+        families = _EngineCollector(cast("Any", llm), {}, Measures(64).plain(), (), told).collect()
+        found = {
+            (sample.name, sample.labels.get("expert"), sample.labels.get("rank")): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name.startswith("engine:expert_")
+        }
+        assert found == {
+            ("engine:expert_tokens_total", "0", None): 5,
+            ("engine:expert_tokens_total", "1", None): 7,
+            ("engine:expert_tokens_total", "2", None): 3,
+            ("engine:expert_rank_tokens_total", None, "0"): 7,
+            ("engine:expert_rank_tokens_total", None, "1"): 8,
+        }
+    assert asked == ["worker.expert_tokens"] * 2
+    parallel.ep = False
+    await exposition._of_experts()
+    assert len(asked) == 2
 
 
 def test_metrics_tell_where_prompts_came_from():

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.types.plan import StepPlan
+from engine_tpu import attention_pallas
 from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, write_pages, write_tokens
 from engine_tpu.buckets import Bucket, Packing, fill_tokens
 
@@ -35,7 +36,7 @@ class Case(NamedTuple):
     history: list[np.ndarray]
 
 
-def case(number: int, decodes: bool, dtype: str = "float64") -> Case:
+def case(number: int, decodes: bool, dtype: str = "float64", dim: int = DIM) -> Case:
     """Random rows: some begin, some go on; pages in any order, those behind a row's end not numbers at all."""
     rng = np.random.default_rng(number)
     rows = 4
@@ -54,20 +55,20 @@ def case(number: int, decodes: bool, dtype: str = "float64") -> Case:
     bucket = Bucket(6, 6, 6, True) if decodes else Bucket(6, 96, 6, False)
     table = np.zeros((6, WIDTH), np.int32)
     free = iter(rng.permutation(np.arange(1, PAGES)))
-    pool = np.full((PAGES, 2 * KV_HEADS, PAGE, DIM), np.nan)
+    pool = np.full((PAGES, 2 * KV_HEADS, PAGE, dim), np.nan)
     pool[0] = 0
     history = []
     for row in range(rows):
         length = computed[row] + counts[row]
         table[row, : -(-length // PAGE)] = [next(free) for _ in range(-(-length // PAGE))]
-        mine = rng.normal(size=(length, 2 * KV_HEADS, DIM)).astype(dtype)
+        mine = rng.normal(size=(length, 2 * KV_HEADS, dim)).astype(dtype)
         history.append(mine)
         for at in range(computed[row]):
             pool[table[row, at // PAGE], :, at % PAGE] = mine[at]
-    kv = np.zeros((bucket.tokens, 2 * KV_HEADS, DIM), dtype)
+    kv = np.zeros((bucket.tokens, 2 * KV_HEADS, dim), dtype)
     new = np.concatenate([mine[done:] for mine, done in zip(history, computed, strict=True)])
     kv[: len(new)] = new
-    q = rng.normal(size=(bucket.tokens, HEADS, DIM)).astype(dtype)
+    q = rng.normal(size=(bucket.tokens, HEADS, dim)).astype(dtype)
     return Case(plan, bucket, table, pool.astype(dtype), q, kv, history)
 
 
@@ -101,7 +102,7 @@ def blocks_of(one: Case) -> Blocks:
 
 def expected(one: Case, form: Form) -> np.ndarray:
     """[T, HEADS * DIM], token by token."""
-    out, token = np.zeros((one.bucket.tokens, HEADS, DIM)), 0
+    out, token = np.zeros(one.q.shape), 0
     for row, mine in enumerate(one.history):
         for at in range(int(one.plan.num_computed[row]), len(mine)):
             first = 0 if form.window is None else max(0, at + 1 - form.window)
@@ -143,6 +144,35 @@ def test_attention(form: Form, decodes: bool) -> None:
         np.testing.assert_allclose(found[:total], expected(one, form)[:total], rtol=1e-12, atol=1e-12)
 
     run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [FORMS["full"], FORMS["both"]], ids=["full", "both"])
+@pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])
+def test_kernel(form: Form, decodes: bool) -> None:
+    """The Pallas kernel, in float32 and interpreted, beside float64."""
+    for number in range(2):
+        one = case(number, decodes, "float32", 128)
+        scaled = form._replace(scale=form.scale / 4)
+        pool, table = written(one), jnp.asarray(one.table)
+        found = attention_pallas.attend(jnp.asarray(one.q), pool, table, blocks_of(one), scaled, interpret=True)
+        total = int(one.plan.num_tokens.sum())
+        np.testing.assert_allclose(found[:total], expected(one, scaled)[:total], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [1, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_kernel_is_lowered(queries: int, dtype: str) -> None:
+    """For a TPU, as far as JAX does it without one: to Mosaic's operations."""
+    blocks, shape, numbers = 8, jax.ShapeDtypeStruct, jnp.int32
+    arrays = (*(shape((blocks,), numbers) for _ in range(4)), shape((blocks * queries,), numbers))
+    q = shape((blocks * queries, 16, 128), "float32" if dtype == "float32" else "bfloat16")
+    form = Form(0.1, window=64, soft_cap=30.0)
+    function = jax.jit(
+        lambda q, pool, table, arrays: attention_pallas.attend(q, pool, table, Blocks(*arrays, queries), form)
+    )
+    traced = function.trace(q, shape((100, 16, 32, 128), dtype), shape((blocks, 32), numbers), arrays)
+    assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
 @pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])

@@ -30,6 +30,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "Qwen3ForCausalLM": {"head_dim": 16, "attention_bias": True},
+    "Gemma2ForCausalLM": {"query_pre_attn_scalar": 10, "sliding_window": 5},
+    "Gemma3ForCausalLM": {
+        "query_pre_attn_scalar": 10, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "MixtralForCausalLM": {"sliding_window": 5},
+    "Qwen3MoeForCausalLM": {"mlp_only_layers": [0], "norm_topk_prob": True},
 }  # fmt: skip
 PROMPTS = (19, 5, 33, 1, 40, 16)
 """Lengths of the prompts; beside and across the blocks of 8, and longer than a step's budget."""
@@ -172,6 +178,83 @@ def test_what_a_step_costs_the_host(checkpoints: Any, monkeypatch: pytest.Monkey
         assert all(step[2] == 3 for step in masked) and len(masked) <= 6, "masks of min_tokens, which two copies bring"
 
 
+MESHES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"attention_bias": True, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "Gemma2ForCausalLM": {
+        "query_pre_attn_scalar": 10, "sliding_window": 5, "num_attention_heads": 8, "num_key_value_heads": 2,
+    },
+    "MixtralForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 8, "num_local_experts": 8},
+}  # fmt: skip
+"""Heads that are divided, and such as several devices have a copy of."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", MESHES)
+def test_meshes(architecture: str, checkpoints: Any) -> None:
+    """On 1, 2, 4 and 8 devices the tokens are the same, and those of the torch engine; experts dealt whole too, rounded
+    weights too."""
+    folder = checkpoints(architecture, intermediate_size=48, **MESHES[architecture])
+    prompts = prompts_of(6, (19, 5, 33))
+    params = [SamplingParams(temperature=0.8, seed=n, max_tokens=10, ignore_eos=True) for n in range(len(prompts))]
+    sizes: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 3}
+    few: dict[str, Any] = {"rows": "3", "tokens": "32"}
+    with torch_engine(folder, **sizes) as llm:
+        wanted = tokens_of(llm, prompts, params)
+    rounded = None
+    deals = [False, True] if "Mixtral" in architecture else [False]
+    for size in (1, 2, 4, 8):
+        for dealt in deals if size > 1 else [False]:
+            division = {"tensor_parallel": size, "expert_parallel": dealt}
+            with jax_engine(folder, few | division, **sizes) as llm:
+                assert tokens_of(llm, prompts, params) == wanted, f"{division}"
+            if size in (1, 4):
+                with jax_engine(folder, few | division | {"weights": "int8"}, **sizes) as llm:
+                    found = tokens_of(llm, prompts, params)
+                rounded = rounded or found
+                assert found == rounded, f"{division}, rounded"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", ["int8", "fp8"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_rounded_weights(rounding: str, architecture: str, checkpoints: Any, tmp_path: Any) -> None:
+    """Tokens are those of a plain checkpoint that holds what the rounded weights stand for."""
+    from safetensors.torch import load_file, save_file
+
+    folder = checkpoints(architecture, **MODELS[architecture])
+    for name in folder.iterdir():
+        (tmp_path / name.name).write_bytes(name.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2 and "embed" not in name and not name.endswith("mlp.gate.weight"):
+            largest = tensor.double().abs().amax(1, keepdim=True)
+            scale = largest / (127 if rounding == "int8" else 448)
+            codes = (tensor.double() / scale).round() if rounding == "int8" else (tensor.double() / scale)
+            codes = codes if rounding == "int8" else codes.float().to(torch.float8_e4m3fn).double()
+            tensors[name] = codes * scale
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    prompts = prompts_of(2)
+    params = [SamplingParams(temperature=0.8, seed=n, max_tokens=8, ignore_eos=True) for n in range(len(prompts))]
+    with torch_engine(tmp_path, dtype="float64") as llm:
+        wanted = tokens_of(llm, prompts, params)
+    with jax_engine(folder, {"weights": rounding}, dtype="float64") as llm:
+        assert tokens_of(llm, prompts, params) == wanted
+        assert llm.llm_engine.client.worker.weight_bytes < 8 * llm.llm_engine.client.worker.num_parameters
+
+
+@pytest.mark.slow
+def test_engine_on_the_kernel(checkpoints: Any) -> None:
+    """The Pallas kernel in the place of XLA's form, interpreted: the same tokens."""
+    folder = checkpoints("LlamaForCausalLM", head_dim=128)
+    prompts, few = prompts_of(1, (19, 5)), {"rows": "2", "tokens": "32"}
+    params = [SamplingParams(temperature=0.8, seed=n, max_tokens=4, ignore_eos=True) for n in range(len(prompts))]
+    sizes: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 32}
+    with jax_engine(folder, few, **sizes) as llm:
+        wanted = tokens_of(llm, prompts, params)
+    with jax_engine(folder, few | {"attention": "pallas"}, **sizes) as llm:
+        assert tokens_of(llm, prompts, params) == wanted
+
+
 def test_refusals(checkpoints: Any) -> None:
     """What is not served is refused at the start, and says what to do."""
     folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
@@ -187,6 +270,13 @@ def test_refusals(checkpoints: Any) -> None:
     ):
         with pytest.raises(error, match=words):
             jax_engine(folder, **settings_)
+    for words, platform in (
+        ("num_attention_heads 4 does not divide over 8", {"tensor_parallel": 8}),
+        ("no routed experts", {"expert_parallel": True}),
+        ("heads of 8 elements", {"attention": "pallas"}),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            jax_engine(folder, platform)
     with pytest.raises(EngineError, match=r"finds no TPU|JAX finds"):
         jax_engine(folder, {"device": "tpu"})
     with pytest.raises(EngineError, match="ascending"):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from mutant_suites import suites_of
 
 from engine.interfaces.ops import SamplingRows, StepInputs, StepTables
+from engine_moe.ops_moe.body import MoeOpsBody
 from engine_reference.ops_torch.drawing import Drawing, kept_weights
 from engine_reference.ops_torch.ops import TorchOpsBody
 from engine_sdk.conformance import OpsAround, OpsConformance
@@ -569,6 +570,29 @@ class NormsWithoutEpsAround(GatesBehindTheMatrix):
             return super().normed(x, norm, 0.0, gated)
 
 
+class NobodyIsTheLast(MoeOpsBody):
+    """what other ranks compute goes to the last expert that is here"""
+
+    def experts(self, x: torch.Tensor, packed: Any, ids: torch.Tensor, weights: torch.Tensor, act: Any) -> torch.Tensor:
+        return super().experts(x, packed, ids.clamp(max=len(packed.first) - 1), weights, act)
+
+
+class TakesNoTurns(MoeOpsBody):
+    """the first copy of an expert gets all of its tokens"""
+
+    def place_experts(self, ids: torch.Tensor, table: torch.Tensor, first: int, load: torch.Tensor) -> torch.Tensor:
+        return super().place_experts(ids, table[:, :1], first, load)
+
+
+class CountsOverAgain(MoeOpsBody):
+    """the tokens of the last step are counted, and those before it forgotten"""
+
+    def place_experts(self, ids: torch.Tensor, table: torch.Tensor, first: int, load: torch.Tensor) -> torch.Tensor:
+        load.zero_()
+        return super().place_experts(ids, table, first, load)
+
+
+EXPERT_MUTANTS = [NobodyIsTheLast, TakesNoTurns, CountsOverAgain]
 AROUND_MUTANTS = [GatesBehindTheMatrix, BiasBehindTheSum, AddsIntoTheResidual, NormsWithoutEpsAround]
 STATE_MUTANTS = [
     GoesOnWithAnother, DraftsLost, LeavesOutputs, StepsWithoutLimits, GroupsByTurns, NormOfTheRank, JoinsByTurns,
@@ -581,9 +605,9 @@ MUTANTS = [
     IgnoresStrides, PaddingForgotten, OneBlockSize, PromptCounts, DividesAlways, BitsBackwards, StuckRows, WrongStream,
     HalfASeed, SharedNumber, TieToLast, TopKExactly, TopPOneShort, MinPOfAll, WarmsLate, SpoiltBatch, RankWithEquals,
     CountsOnlyKept, TreeParentOffByOne, TakesTheLastBranch, KeepsEverything, UnnormalisedDraft, NoResidual,
-    CertainAlways, *STATE_MUTANTS, *AROUND_MUTANTS,
+    CertainAlways, *STATE_MUTANTS, *EXPERT_MUTANTS, *AROUND_MUTANTS,
 ]  # fmt: skip
 
-plain = [mutant for mutant in MUTANTS if mutant not in (*STATE_MUTANTS, *AROUND_MUTANTS)]
+plain = [mutant for mutant in MUTANTS if mutant not in (*STATE_MUTANTS, *EXPERT_MUTANTS, *AROUND_MUTANTS)]
 globals().update(suites_of(OpsConformance, "torch", plain) | suites_of(OpsConformance, "states", STATE_MUTANTS))
-globals().update(suites_of(Around, "torch", AROUND_MUTANTS))
+globals().update(suites_of(OpsConformance, "moe", EXPERT_MUTANTS) | suites_of(Around, "torch", AROUND_MUTANTS))

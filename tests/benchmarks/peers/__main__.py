@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--peer", default="all", help=f"comma-separated: {', '.join(PEERS)}; or all")
     flags.add_argument("--model", default="10M,0.6B", help=f"comma-separated: {', '.join(MODELS)}")
     flags.add_argument(
-        "--work", default=DEFAULT_WORK, help="comma-separated: W1 .. W5, with -int8, -int4 or -draft after it"
+        "--work", default=DEFAULT_WORK, help="comma-separated: W1 .. W6, with -int8, -int4, -draft or -lora after it"
     )
     flags.add_argument("--pairs", type=int, default=5, help="measurements of each engine and work (default: 5)")
     flags.add_argument("--starts", type=int, default=2, help="starts of each engine, the first a cold one (default: 2)")
@@ -119,7 +119,7 @@ def measure(asked: argparse.Namespace) -> Results:
     target = asked.json or cache / "results" / f"{datetime.datetime.now():%Y-%m-%dT%H-%M-%S}.json"
     say(f"results go to {target}")
     folders = {
-        (model.name, drafts): checkpoint(model, cache, draft=drafts)
+        (model.name, drafts): checkpoint(model, cache, draft=drafts, adapters="lora" in {one.weights for one in tasks})
         for model in models
         for drafts in {task.weights == "draft" for task in tasks}
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.peers.dimensions import Dimensions
+from tests.benchmarks.peers.protocol import ADAPTERS, RANK
 from tests.benchmarks.peers.tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
@@ -61,7 +62,38 @@ def write_checkpoint(dimensions: Dimensions, folder: Path, seed: int = SEED, dra
     return folder
 
 
-def checkpoint(dimensions: Dimensions, cache: Path, seed: int = SEED, draft: bool = False) -> Path:
-    """The folder of a checkpoint in the cache, written now where it is not there."""
+def write_adapters(dimensions: Dimensions, folder: Path, seed: int = SEED) -> Path:
+    """Write `ADAPTERS` LoRA adapters of attention's projections and of dense feed-forward layers, as PEFT saves them,
+    into `folder`, which must not exist."""
+    from safetensors.torch import save_file
+
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shapes = {name: shape for name, shape in dimensions.shapes().items() if name.endswith("_proj.weight")}
+    shapes = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if ".experts." not in name}
+    targets = sorted({name.rpartition(".")[2] for name in shapes})
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": targets, "bias": "none"}
+    for number in range(ADAPTERS):
+        (temporary / str(number)).mkdir(parents=True)
+        tensors = {}
+        for module, (outputs, inputs) in shapes.items():
+            for end, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+                name = f"base_model.model.{module}.lora_{end}.weight"
+                tensors[name] = draw(f"{number} {name}", shape, seed)
+        save_file(tensors, temporary / str(number) / "adapter_model.safetensors", {"format": "pt"})
+        (temporary / str(number) / "adapter_config.json").write_text(json.dumps(config))
+    os.replace(temporary, folder)
+    return folder
+
+
+def checkpoint(
+    dimensions: Dimensions, cache: Path, seed: int = SEED, draft: bool = False, adapters: bool = False
+) -> Path:
+    """The folder of a checkpoint in the cache, written now where it is not there. adapters: with some, in the folder
+    `adapters` there."""
     folder = cache / "checkpoints" / f"{dimensions.name}{'-drafted' * draft}-seed{seed}-form{FORM}"
-    return folder if folder.exists() else write_checkpoint(dimensions, folder, seed, draft)
+    if not folder.exists():
+        write_checkpoint(dimensions, folder, seed, draft)
+    if adapters and not (folder / "adapters").exists():
+        write_adapters(dimensions, folder / "adapters", seed)
+    return folder

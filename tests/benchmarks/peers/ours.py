@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.benchmarks.peers.peer import Peer
-from tests.benchmarks.peers.protocol import DRAFTS, GGUF, Settings, serve
+from tests.benchmarks.peers.protocol import ADAPTERS, DRAFTS, GGUF, RANK, Settings, serve
 
 PEER = Peer(
     name="engine",
     module="tests.benchmarks.peers.ours",
-    weights=("bf16", "int8", "int4", *GGUF, "draft"),
+    weights=("bf16", "int8", "int4", *GGUF, "draft", "lora"),
     steps=None,
     about="`LLM.generate` in one process, drivers as `auto` chooses them",
 )
@@ -19,6 +19,9 @@ PEER = Peer(
 
 class Ours:
     """A worker."""
+
+    def __init__(self) -> None:
+        self._adapters: list[Any] = []
 
     def prepare(self, settings: Settings) -> None:
         """Nothing: it reads the checkpoint as it is."""
@@ -31,6 +34,11 @@ class Ours:
         if settings.weights == "draft":
             further = {"drafter": "draft_model", "drafter.model": str(settings.draft_folder)}
             further |= {"drafter.num_tokens": DRAFTS, "drafter.adaptive": False}
+        if settings.weights == "lora":
+            from engine_lora import LoRARequest
+
+            further = {"adapter": "lora", "adapter.max_loras": ADAPTERS, "adapter.max_lora_rank": RANK}
+            self._adapters = settings.adapters(LoRARequest)
         model = settings.checkpoint
         if settings.weights in GGUF:  # which has no vocabulary
             model, further = str(settings.gguf_file), {"tokenizer": settings.checkpoint}
@@ -50,7 +58,9 @@ class Ours:
 
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]
         asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
-        return [output.outputs[0].token_ids for output in self._llm.generate(asked, params, use_tqdm=False)]
+        each = [self._adapters[i % len(self._adapters)] for i in range(len(asked))] if self._adapters else None
+        outputs = self._llm.generate(asked, params, use_tqdm=False, lora_request=each)
+        return [output.outputs[0].token_ids for output in outputs]
 
 
 if __name__ == "__main__":

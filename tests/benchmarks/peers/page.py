@@ -8,7 +8,7 @@ from engine_bench.statistics import median
 from tests.benchmarks.peers.bars import BEST, verdicts
 from tests.benchmarks.peers.checkpoint import DRAFT_LAYERS, FADING
 from tests.benchmarks.peers.dimensions import MODELS
-from tests.benchmarks.peers.protocol import DRAFTS
+from tests.benchmarks.peers.protocol import ADAPTERS, DRAFTS, RANK
 from tests.benchmarks.peers.registry import OURS, PEERS
 from tests.benchmarks.peers.results import START, Comparison, Results
 from tests.benchmarks.peers.roofline import machine_share, range_of
@@ -60,7 +60,7 @@ def _work() -> str:
         "target's "
         f"first {DRAFT_LAYERS} layers, with its embedding and head; what its other layers add is multiplied by\n"
         f"{FADING:g}, so that both mostly agree. Each engine drafts {DRAFTS} tokens a step, greedily, and keeps those\n"
-        "that the target says too."
+        f"that the target says too. `W6-lora` is W6 over {ADAPTERS} LoRA adapters of rank {RANK} of all linear layers."
     )
     return _table(("work", "what"), rows) + "\n\n" + note
 

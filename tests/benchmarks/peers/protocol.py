@@ -26,7 +26,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -35,6 +35,8 @@ GGUF = ("q8_0", "q4_k_m")
 """Forms of weights in a GGUF file that both engines read."""
 DRAFTS = 4
 """Of each step, where a draft model drafts: no engine chooses their number by itself then."""
+ADAPTERS, RANK = 8, 16
+"""LoRA adapters, each request of a call being for the next of them, and their rank."""
 _PR_SET_PDEATHSIG = 1
 """Of <linux/prctl.h>."""
 
@@ -47,7 +49,8 @@ class Settings:
         checkpoint: folder with config.json, safetensors and tokenizer.
         converted: a folder of this peer's own for what it makes of the checkpoint; it need not exist.
         weights: "bf16", "int8" or "int4"; one of `GGUF`: the file that llama.cpp makes, for both; "draft": bf16, with
-            the draft model in the checkpoint's folder "draft".
+            the draft model in the checkpoint's folder "draft"; "lora": bf16, with the adapters in its folder
+            "adapters".
         threads: processor cores to use, all of them.
         max_model_len: tokens of the longest context.
         max_num_seqs: requests that may run at once.
@@ -71,6 +74,11 @@ class Settings:
     def gguf_file(self) -> Path:
         """The one that llama.cpp makes."""
         return self.converted_folder.parents[1] / "llama.cpp" / self.converted_folder.name / "model.gguf"
+
+    def adapters(self, make: Callable[[str, int, str], Any]) -> list[Any]:
+        """Of each adapter what `make` makes of a name, a number from 1 and its folder; none where there are none."""
+        folders = sorted((Path(self.checkpoint) / "adapters").iterdir()) if self.weights == "lora" else []
+        return [make(f"adapter-{number}", number, str(folder)) for number, folder in enumerate(folders, 1)]
 
     @property
     def draft_folder(self) -> Path:

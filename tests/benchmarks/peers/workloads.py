@@ -112,6 +112,10 @@ def _prompts(dimensions: Dimensions, random: np.random.Generator) -> list[Call]:
     return [[Request(ids(dimensions, 1024, random), 1) for _ in range(8)]]
 
 
+def _short(dimensions: Dimensions, random: np.random.Generator) -> list[Call]:
+    return [[Request(ids(dimensions, 64, random), 64) for _ in range(32)]]
+
+
 def _prompt_rate(calls: Sequence[Call], seconds: Sequence[float]) -> float:
     return sum(len(request.prompt) for call in calls for request in call) / sum(seconds)
 
@@ -124,6 +128,7 @@ WORKLOADS = {
         Workload("W3", "32 requests with 512 shared and 32 own tokens, 32 out", "s", False, _shared_prefix, _seconds),
         Workload("W4", "8 prompts of 1,024 tokens, 1 out", "prompt tokens/s", True, _prompts, _prompt_rate),
         Workload("W5", "16 streams, 128 tokens in, 128 out: decoding", "tokens/s", True, _streams, _decode_rate),
+        Workload("W6", "32 requests, 64 tokens in, 64 out", "output tokens/s", True, _short, _output_rate),
     )
 }
 

@@ -195,8 +195,10 @@ class Attached:
 
 
 def start_client(plan: Launch) -> CoreClient:
-    """The engine core in this process; several, or those of other machines, in processes of their own. Ready."""
-    if plan.config.data_parallel_size == 1 and not any(one.card.several for one in plan.chosen(NODES)):
+    """The engine core in this process; several, those of other machines, or one that steps together with others, in
+    processes of their own. Ready."""
+    parallel, nodes = plan.start.worker.parallel, plan.chosen(NODES)
+    if plan.config.data_parallel_size == parallel.dp == 1 and not any(one.card.several for one in nodes):
         from engine.loop.assemble import assemble_core
 
         return InProcessClient(assemble_core(plan.start, plan.registry))

@@ -221,6 +221,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         features=frozenset({"stages"} if config.pipeline_parallel_size > 1 else ()),
         batch_invariant=config.batch_invariant,
     )
+    config, first_rank, lockstep = brought("data_parallel", "serve with engine cores")(config)
     (implementation,) = choices.choose(points.MODEL, model_needs(need, files.config))
     model = implementation.card.describe(files.config)
     dtype = choose_dtype(config.dtype, model.dtype, device)
@@ -329,6 +330,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         profile_dir=None if config.profile_dir is None else str(Path(config.profile_dir).absolute()),
         batch_invariant=config.batch_invariant,
         drafts=tuple(draft.with_stored(facts, registry) for draft in drafts),
+        first_dp_rank=first_rank,
     )
     start = CoreStart(
         worker=worker,
@@ -344,6 +346,8 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         tokenizer_folder=tokenizer_folder,
         step_timeout=platform.card.step_timeout if config.step_timeout is None else config.step_timeout,
         grammar_warm_up=config.grammar_warm_up,
+        lockstep=lockstep,
+        lockstep_token=config.data_parallel_token_file or "",
     )
     brought("chosen_together", "check what was chosen")(config, start, choices.made)
     return Launch(config, registry, start, selections, tokenizer, facts.chat_template, choices.idle)

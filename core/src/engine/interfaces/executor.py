@@ -120,7 +120,7 @@ def rank_starts(message: WorkerStart) -> list[WorkerStart]:
         msgspec.structs.replace(
             message, place=place, layout=_on_stage(message, place), drafts=message.drafts if place.draws else ()
         )
-        for place in places(message.parallel, message.model.num_layers, message.data_parallel_rank, message.meeting)
+        for place in places(message.parallel, message.model.num_layers, message.dp_rank, message.meeting)
     ]
 
 

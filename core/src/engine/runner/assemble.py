@@ -102,6 +102,8 @@ class Assembly:
     """What changes weights for single requests."""
     reuse: StepPart | None = None
     """The half of an evictor that finds what is no prefix."""
+    streams: tuple[int, ...] = ()
+    """The layers whose residual stream the drafter reads."""
     experts: CountsTokens | None = None
     """What counts the tokens of routed experts."""
 
@@ -169,6 +171,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         ),
         adapters=adapters,
         reuse=reuse,
+        streams=_streams(start, chosen),
         experts=experts if hasattr(experts, "parts") else None,
     )
 
@@ -376,10 +379,6 @@ def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContex
     options = cast(DrafterOptions, selection.options)
     drafter: Drafter = chosen.build("drafter", "", need, context)
     card = cast("type[DrafterCard]", selection.card)
-    streams, num_layers = card.streams(start.model, options) if "streams" in card.needs else (), start.model.num_layers
-    if any(layer not in range(num_layers) for layer in streams):
-        found = f"its card asks for the streams of layers {list(streams)}, and the model has {num_layers}"
-        raise selection.candidate.error(ContractError, found, "mend its `streams`, or name another driver")
     return ChosenDrafter(
         drafter,
         options.acceptance,
@@ -387,8 +386,21 @@ def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContex
         selection.candidate,
         bool(card.needs & OFFERS),
         card.branches(options) > 0,
-        streams,
     )
+
+
+def _streams(start: WorkerStart, chosen: _ManifestChoices) -> tuple[int, ...]:
+    """The layers whose streams the drafter reads, of all stages."""
+    if not chosen.names("drafter"):
+        return ()
+    selection = chosen.fit("drafter", "", None)
+    card, num_layers = cast("type[DrafterCard]", selection.card), start.model.num_layers
+    options = cast(DrafterOptions, selection.options)
+    streams = card.streams(start.model, options) if "streams" in card.needs else ()
+    if any(layer not in range(num_layers) for layer in streams):
+        found = f"its card asks for the streams of layers {list(streams)}, and the model has {num_layers}"
+        raise selection.candidate.error(ContractError, found, "mend its `streams`, or name another driver")
+    return streams
 
 
 def _attention(

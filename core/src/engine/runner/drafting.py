@@ -14,7 +14,7 @@ they follow (`engine_kit.early_drafts`). They go with the result to the schedule
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,11 +24,10 @@ import torch
 from engine.interfaces.drafter import Acceptance, Drafter, DraftRows, Drafts, seen_from
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Fetch, Platform
-from engine.interfaces.step import LayerListener, StepPart, TargetStep
+from engine.interfaces.step import StepPart, TargetStep
 from engine.plugin.candidate import Candidate
 from engine.runner.session import Session
 from engine.runner.step import Drawing
-from engine.runner.walk import StreamRecorder
 from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
 from engine.sampling.sampler import SampledDrafts
@@ -48,8 +47,6 @@ class ChosenDrafter(NamedTuple):
     candidate: Candidate
     observes: bool = False
     branches: bool = False
-    streams: tuple[int, ...] = ()
-    """The layers whose residual stream it reads."""
 
 
 class StepTrees(NamedTuple):
@@ -302,11 +299,6 @@ class Drafting(StepPart):
             probs[indices[4]] = drafts.probs[indices[0], indices[1]]
         fetch = self._platform.to_host((drafts.tokens,)) if plan.masks_follow else None
         return StepDrafts(place, drawing, offset, SampledDrafts(flat, probs), start, fetch, None)
-
-    def listeners(self) -> Sequence[LayerListener]:
-        """Who records what the drafter reads."""
-        layers = () if self._chosen is None else self._chosen.streams
-        return (StreamRecorder(self._ops, layers),) if layers else ()
 
     def launched(self, step: TargetStep) -> None:
         """The drafter looks at the step. What it raises over that ends the engine: nobody knows over which request."""

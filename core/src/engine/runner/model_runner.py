@@ -30,7 +30,7 @@ from engine.runner.buffers import SlotTables, StepBuffers, copy_pages
 from engine.runner.capture import DecodeTrial, buckets_of, decodes, padding_of, width_of, widths_of
 from engine.runner.results import FailedStep, PendingSample, RunningStep
 from engine.runner.step import Drawing, LaunchedStep, Step
-from engine.runner.walk import StepWalk, View
+from engine.runner.walk import StepWalk, StreamRecorder, View
 from engine.sampling.packed import send
 from engine.types.kv import NULL_PAGE
 from engine.types.plan import Masks, NewBlocks, StepPlan
@@ -84,6 +84,7 @@ class ModelRunner:
         self._inputs = [part.inputs for part in parts if _has(part, "inputs")]
         self._launched = [part for part in parts if _has(part, "launched")]
         listeners = [listener for part in parts for listener in part.listeners()]
+        listeners += [StreamRecorder(self._ops, built.streams)] if built.streams else []
         self._listeners = [listener for listener in listeners if listener.captured]
         self._looking_on = [listener for listener in listeners if not listener.captured]
         self._variant = tuple(type(listener).__name__ for listener in self._listeners)
@@ -91,9 +92,12 @@ class ModelRunner:
         self._has_begun = False
         self._link: Any = None
         if (stages := built.groups.get("pp")) is not None:
-            dtype, sizes = getattr(torch, start.dtype), built.model.state_sizes()
+            stage, dtype, sizes = start.place.stage, getattr(torch, start.dtype), dict(built.model.state_sizes())
+            sizes |= {_stream(layer): start.model.hidden_size for layer in built.streams if layer < stage.start}
+            own = [_stream(layer) for layer in built.streams if layer in stage.layers(start.model.num_layers)]
             made = brought("stage_link", "compute in stages")
-            self._link = made(start.place.stage, stages, sizes, max_tokens, dtype, platform.device)
+            self._link = made(stage, stages, sizes, max_tokens, dtype, platform.device, own)
+        self._earlier = [layer for layer in built.streams if layer < self._first_layer]
         self._cores = built.groups.get("dp")
         self._nowhere = torch.empty(0, dtype=torch.int64, device=platform.device)
         self._open: PendingSample | FailedStep | None = None
@@ -213,7 +217,7 @@ class ModelRunner:
         if begins:
             for begin in self._begin:
                 plan = begin(plan)
-        if begins or self._has_begun or plan.new_slots:
+        if begins or self._has_begun or plan.new_slots or plan.idle_tokens:
             self._at_work = [part for part in self._launched if not part.steady()]
         self._has_begun = begins
         if plan.copies is not None:
@@ -261,7 +265,11 @@ class ModelRunner:
             ends, moves = step.select[walked[0][:, -1]], step.select[walked[1]]
         if self._at_work:
             hidden = step.hidden if plan.num_rows else None
-            launched = LaunchedStep(plan, hidden, step.streams, step.frame, counts, ends, self._slots, self._platform)
+            streams = step.streams
+            if self._earlier:  # those of the stages before
+                received = self._link.state(step.frame.num_tokens)
+                streams = streams | {layer: received[_stream(layer)] for layer in self._earlier}
+            launched = LaunchedStep(plan, hidden, streams, step.frame, counts, ends, self._slots, self._platform)
             found = [part.launched(launched) for part in self._at_work]
             outputs += [output for output in found if output is not None]
         if walked is not None:
@@ -381,12 +389,18 @@ class ModelRunner:
         step.hidden = hidden = hidden if view is None or hidden is None else view.spread(hidden)
         if hidden is None:
             assert self._link is not None
+            state.update({_stream(layer): stream for layer, stream in step.streams.items()})
             step.left = self._link.left(state)
         elif select is None or len(select):
             if select is not None and not narrowed:
                 hidden = self._ops.gather_rows(hidden, select)
             with self._adapted():
                 step.take(self._ops.check_logits(self._model.logits(hidden)))
+
+
+def _stream(layer: int) -> str:
+    """What the residual stream behind a layer is called where it travels to later stages."""
+    return f"stream {layer}"
 
 
 def _has(part: StepPart, method: str) -> bool:

@@ -83,6 +83,20 @@ class DecodeFastPath:
                 left.append(beyond - self._computed)
         self.num_plans = max(0, int(np.minimum.reduce(left, axis=None)))
 
+    def empty_plan(self, step_id: int) -> StepPlan:
+        """One without rows."""
+        return StepPlan(
+            step_id=step_id,
+            slot_of_row=_NOBODY,
+            num_computed=_NOBODY,
+            num_tokens=_NOBODY,
+            samples=_NOBODY.astype(bool),
+            num_decodes=0,
+            new_slots=[],
+            new_blocks=self._no_blocks,
+            left_slots=self._slots.take_left(),
+        )
+
     def next_plan(self, step_id: int) -> StepPlan:
         """The plan after the last one, its tokens placed; `num_plans` is not 0."""
         s, positions = self._slots, self._computed

@@ -173,6 +173,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None where nothing can be planned before a result comes back (or there is nothing)."""
         states = self.states
+        if not (self.requests or self.connectors.busy):
+            return None
         if states.deadlines:
             states.fail_late()
         states.take_ready()
@@ -207,7 +209,7 @@ class Scheduler:
     def idle(self) -> StepPlan:
         """A step without rows: there is nothing to compute here, and elsewhere there is."""
         self.last_step += 1
-        self.outstanding.append(build_plan(self.last_step, Batch(0, Reservation(self.kv)), self.slots, self.connectors))
+        self.outstanding.append(self.fast_path.empty_plan(self.last_step))
         return self.outstanding[-1]
 
     def _choose(self) -> Batch:
@@ -233,6 +235,9 @@ class Scheduler:
 
         Raises ContractError: it is another step's, or does not fit the plan.
         """
+        if self.outstanding[0].idle_tokens and not (self.outstanding[0].num_rows or self.connectors.members):
+            self._step_done(self.outstanding.popleft())
+            return []
         if (outputs := self.fast_path.accept(self.outstanding[0], result)) is not None:
             self._step_done(self.outstanding.popleft())
             self.generation_tokens += len(outputs)

@@ -86,7 +86,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         meeting: one where the workers of several engine cores meet that share experts; who starts the cores makes it.
         num_threads: most processor threads that the worker may compute with; None leaves it to the framework. An
             executor of several ranks divides them.
-        data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model.
+        data_parallel_rank, data_parallel_size: this engine core's place among those behind the same server.
+        first_dp_rank: of the first of these cores, among those of all servers.
         seats: of each worker of this core where several machines are in use. Empty: all run on the core's machine,
             which all cores share, and of several devices this core's workers have those from data_parallel_rank *
             parallel.world on. See `seat`.
@@ -118,6 +119,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
+    first_dp_rank: int = 0
     seats: tuple[Seat, ...] = ()
     store: str = ""
     swap_space: int = 0
@@ -130,6 +132,11 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     profile_dir: str | None = None
     batch_invariant: bool = False
     drafts: tuple[DraftStart, ...] = ()
+
+    @property
+    def dp_rank(self) -> int:
+        """Of this engine core, among those of all servers."""
+        return self.first_dp_rank + self.data_parallel_rank
 
     @property
     def sites(self) -> tuple[KVSpec, ...]:
@@ -236,6 +243,8 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         worker_class: "pkg.mod:Class" of the worker.
         preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
         tokenizer_folder: where the tokenizer's files lie: grammars read its vocabulary.
+        lockstep: where cores meet that step together, "tcp://HOST:PORT"; "": in the directory `worker.meeting`.
+        lockstep_token: a file with what they show each other; "": nothing.
         step_timeout: seconds of silence after which a frontend takes a core in another process for hung.
         nodes: None where the core starts its workers on its own machine.
     """
@@ -253,4 +262,6 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_folder: str = ""
     step_timeout: float = 600.0
     grammar_warm_up: bool = False
+    lockstep: str = ""
+    lockstep_token: str = ""
     nodes: NodesLink | None = None

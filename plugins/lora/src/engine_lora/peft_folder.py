@@ -196,8 +196,9 @@ def _revision(path: str, config: bytes, weights: str) -> str:
         with open(weights, "rb") as file:
             found = file_digest(file, "sha256")
         found.update(config)
-        for name in sorted(name for name in os.listdir(path) if name.startswith(_READ_TOO)):
-            with open(os.path.join(path, name), "rb") as file:
+        more = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name.startswith(_READ_TOO)]
+        for name in filter(os.path.isfile, more):
+            with open(name, "rb") as file:
                 found.update(file_digest(file, "sha256").digest())
     except OSError as error:
         raise refusal(path, f"{error.filename}: {error.strerror}", "see that the engine may read it") from error

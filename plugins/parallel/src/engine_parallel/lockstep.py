@@ -17,10 +17,13 @@ import hmac
 import ipaddress
 import os
 import select
+import shutil
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,6 +46,11 @@ GRACE_SECONDS = 1.0
 PAUSE_SECONDS = 0.01
 MOST_BYTES = 1 << 16
 """Of a greeting."""
+
+COMPUTING = frozenset(
+    {"platform", "communicator", "ops", "attention", "quantization", "experts", "model", "checkpoint", "drafter"}
+)
+"""Points whose drivers have to be the same on all cores: steps of one form on each, and the same experts."""
 
 _NUMBER = struct.Struct("<i")
 """What a core tells: its tokens twice, and one more where they are not one for each row."""
@@ -85,16 +93,26 @@ class Welcome(msgspec.Struct):
 def of_core(start: CoreStart) -> Star:
     """The lockstep of an engine core, see `engine.interfaces.lockstep`: where its workers meet those of the others."""
     worker = start.worker
+    drivers = [
+        (choice.point, choice.kind, choice.driver, choice.distribution, choice.version, choice.options)
+        for choice in worker.choices
+        if choice.point in COMPUTING
+    ]
     same = (
-        *(worker.choices, worker.model.config, worker.dtype, worker.kv_cache_dtype, worker.parallel),
+        *(drivers, worker.model.config, worker.dtype, worker.kv_cache_dtype, worker.parallel),
         *(worker.max_model_len, worker.max_num_seqs, worker.max_num_batched_tokens),
     )
+    meeting, made = worker.meeting, ""
+    if worker.dp_rank == 0 and not meeting:
+        meeting = made = tempfile.mkdtemp(prefix="engine-")
     return Star(
-        f"ipc://{worker.meeting}/lockstep",
-        worker.data_parallel_rank,
+        start.lockstep or f"ipc://{meeting}/lockstep",
+        worker.dp_rank,
         worker.parallel.dp,
         same=brought("engine_identity", "compare weights")(worker) + msgspec.msgpack.encode(same),
-        meeting=worker.meeting,
+        token=Path(start.lockstep_token).read_bytes().strip() if start.lockstep_token else b"",
+        meeting=meeting,
+        made=made,
         answer=start.step_timeout / 2,
     )
 
@@ -107,7 +125,7 @@ class Star:
         rank, size: this core's place.
         same: what has to be equal in all of them; one that differs is refused.
         token: of who may join over tcp; b"" asks for none.
-        meeting: of rank 0: the directory that it names to the others.
+        meeting: of rank 0: the directory that it names to the others. made: it, where it ends with this object.
         meet, answer: seconds to wait for the others when they start, and for each agreement.
 
     Attributes:
@@ -127,6 +145,7 @@ class Star:
         same: bytes = b"",
         token: bytes = b"",
         meeting: str = "",
+        made: str = "",
         meet: float = MEET_SECONDS,
         answer: float = 300.0,
     ) -> None:
@@ -134,6 +153,7 @@ class Star:
         self.size = size
         self.meeting = meeting
         self.messages = 0
+        self._made = made
         self._address = address
         self._same = hashlib.sha256(same).digest()
         self._token = token
@@ -200,7 +220,7 @@ class Star:
             proof = _proof(self._token, b"head", hello.nonce, nonce)
             welcome = Welcome(why) if why else Welcome("", proof, self.meeting)
             _write_message(connection, welcome)
-        except (OSError, EOFError, msgspec.DecodeError) as error:
+        except (OSError, EOFError, msgspec.DecodeError, struct.error) as error:
             return None, f"{type(error).__name__}: {error}"
         _prepare(connection)
         return (None, why) if why else (hello.rank, before)
@@ -211,6 +231,9 @@ class Star:
             return "it has another token"
         if hello.size != self.size:
             return f"rank {hello.rank} counts {hello.size} engine cores, and rank 0 counts {self.size}"
+        there = self._sockets.get(hello.rank)
+        if there is not None and _has_left(there):  # and was started again
+            self._sockets.pop(hello.rank).close()
         if not 0 < hello.rank < self.size or hello.rank in self._sockets:
             return f"a core of rank {hello.rank} is there, or cannot be"
         if hello.same != self._same:
@@ -245,6 +268,10 @@ class Star:
             raise ConfigError(asked, welcome.refused, "start all ranks with the same settings, versions and token")
         if not hmac.compare_digest(welcome.proof, _proof(self._token, b"head", own, nonce)):
             raise ConfigError(asked, "rank 0 has another token", "give all ranks the same token")
+        if welcome.meeting and not os.path.isdir(welcome.meeting):
+            found = f"rank 0 is on another machine: its directory {welcome.meeting} is not here"
+            remedy = "share experts among cores of one machine; without --enable-expert-parallel they may be anywhere"
+            raise ConfigError(asked, found, remedy)
         self.meeting = welcome.meeting
         _prepare(connection)
         seconds, micro = divmod(int(self._answer * 1e6), 1_000_000)
@@ -353,11 +380,8 @@ class Star:
         """Why this lockstep has ended, as far as it is known; looks, and does not wait."""
         if self._lost is None:
             for file, _ in self._poll.poll(0):
-                rank = self._ranks[file]
-                with contextlib.suppress(OSError):
-                    if self._sockets[rank].recv(self._frame.size, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                        continue
-                self._lose(rank, "has left")
+                if _has_left(self._sockets[self._ranks[file]]):
+                    self._lose(self._ranks[file], "has left")
         return self._lost
 
     def _lose(self, rank: int, how: str) -> None:
@@ -387,6 +411,8 @@ class Star:
         for connection in self._sockets.values():
             connection.close()
         self._ranks.clear()
+        if self._made:
+            shutil.rmtree(self._made, ignore_errors=True)
 
 
 def _parsed(address: str) -> tuple[int, Any]:
@@ -400,13 +426,16 @@ def _parsed(address: str) -> tuple[int, Any]:
         raise ConfigError(
             f"let engine cores meet at {address!r}", "it is no address", "name one, like tcp://10.0.0.1:29550"
         )
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_unspecified:
-            raise ConfigError(
-                f"let engine cores meet at {address!r}",
-                "that is every address of this machine, for anybody who reaches it",
-                "name the one at which the other machines reach rank 0",
-            )
+    try:
+        anywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        anywhere = False
+    if anywhere:
+        raise ConfigError(
+            f"let engine cores meet at {address!r}",
+            "that is every address of this machine, for anybody who reaches it",
+            "name the one at which the others reach rank 0",
+        )
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
@@ -426,6 +455,16 @@ def _prepare(connection: socket.socket) -> None:
     for option, seconds in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 5000)):
         if (number := getattr(socket, option, None)) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, number, seconds)
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the other end is closed and nothing is there that it said before."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _proof(token: bytes, *parts: bytes) -> bytes:

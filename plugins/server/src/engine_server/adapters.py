@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from engine.plugin.loading import brought
 from engine.types.embeds import PromptEmbeds
 from engine.types.errors import ConfigError, InvalidRequestError, rebuild_error
 from engine.types.request import Adapter
+from engine_kit.adapter_tokenizers import TEMPLATES
 from engine_kit.async_llm import AsyncLLM
 from engine_kit.prompt_adapters import read_prompt_adapter
 from engine_server.config import ServerConfig
@@ -167,10 +169,12 @@ class ServedAdapters:
 
 
 def _names_in(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []  # whoever reads it says why not
+    """Of what lies there, and in the folders of chat templates there."""
+    names: list[str] = []
+    for within in ("", *TEMPLATES):
+        with contextlib.suppress(OSError):  # whoever reads it says why not
+            names += [os.path.join(within, name) for name in os.listdir(os.path.join(folder, within))]
+    return names
 
 
 def modules_of(given: Iterable[str], setting: str = "lora_modules") -> Mapping[str, str]:

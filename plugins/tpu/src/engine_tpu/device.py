@@ -29,6 +29,12 @@ def open_mesh(options: TpuOptions, size: int, first: int) -> Mesh:
         _make_cpu_devices(first + size)
         devices = jax.devices("cpu")
     else:
+        if first:
+            raise ConfigError(
+                "platform=tpu with several engine cores",
+                "libtpu gives a machine's chips to one process",
+                "start several servers, each told its chips, or divide the model: --platform.tensor_parallel",
+            )
         try:
             devices = jax.devices("tpu")
         except RuntimeError as error:

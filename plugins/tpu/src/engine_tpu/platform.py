@@ -25,6 +25,11 @@ class TpuOptions(BaseModel):
         device: "tpu"; "cpu" is XLA's processor device, of any machine; "auto" is the TPU, and no start without one.
         rows: how many rows decode steps are padded up to, ascending, e.g. "1,8,64"; "": powers of two.
         tokens: the same of tokens, for steps with prompts or drafts.
+        tensor_parallel: over how many devices the model is divided, by one worker.
+        expert_parallel: routed experts are dealt to them whole, and not each of them divided.
+        weights: "int8" or "fp8" (e4m3) rounds matrices while they are loaded, with a scale for each output.
+        attention: "pallas", the kernel, which off a TPU is interpreted and slow; "xla"; "auto": on a TPU the kernel,
+            where it can serve the model's heads.
         warm_up: compile every bucket before the first request; else each when it is first met.
         cache_dir: where compiled steps are kept for the next start; "": nowhere.
     """
@@ -32,6 +37,10 @@ class TpuOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: Literal["auto", "tpu", "cpu"] = "auto"
+    tensor_parallel: int = Field(default=1, ge=1, le=256)
+    expert_parallel: bool = False
+    weights: Literal["auto", "int8", "fp8"] = "auto"
+    attention: Literal["auto", "pallas", "xla"] = "auto"
     rows: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
     tokens: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
     warm_up: bool = True

@@ -127,7 +127,7 @@ class Runner:
             self._parameters.enter(new)
             steps.enter(memory, new.slot, new.token_ids)
         entries = _entries(plan.new_blocks)
-        if plan.forced_drafts is not None:
+        if plan.given_drafts is not None:
             self._put_drafts(plan)
         if plan.copies is not None:
             steps.copy(memory, plan.copies.source, plan.copies.destination)
@@ -206,7 +206,7 @@ class Runner:
 
     def _put_drafts(self, plan: StepPlan) -> None:
         """Write the drafts of a plan behind their rows' tokens."""
-        forced = plan.forced_drafts
+        forced = plan.given_drafts
         assert forced is not None and plan.num_drafts is not None
         for row, tokens in zip(forced.row.tolist(), forced.tokens, strict=True):
             place = int(plan.num_computed[row]) + 1
@@ -296,7 +296,7 @@ def _put_scores(
 def _forced(plan: StepPlan) -> list[list[int]]:
     """The drafts of each row, as its plan brings them."""
     tokens: list[list[int]] = [[] for _ in range(plan.num_rows)]
-    if plan.forced_drafts is not None and plan.num_drafts is not None:
-        for row, forced in zip(plan.forced_drafts.row.tolist(), plan.forced_drafts.tokens.tolist(), strict=True):
+    if plan.given_drafts is not None and plan.num_drafts is not None:
+        for row, forced in zip(plan.given_drafts.row.tolist(), plan.given_drafts.tokens.tolist(), strict=True):
             tokens[row] = forced[: plan.num_drafts[row]]
     return tokens

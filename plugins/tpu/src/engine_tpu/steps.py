@@ -21,11 +21,11 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from engine.types.kv import KVLayout
-from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, write_pages, write_tokens
+from engine_tpu.attention import Blocks, Form, Writes, as_stored, write_pages, write_tokens
 from engine_tpu.buckets import SAMPLED, Bucket, Packing, drawing_views
-from engine_tpu.models.decoder import Decoder, Params, specs
+from engine_tpu.models.decoder import Decoder, specs
 from engine_tpu.sampling import Asked, Logprobs, Masks, SampledRows, draw, logprobs
-from engine_tpu.weights import AXIS, Shards
+from engine_tpu.weights import AXIS, Params, Shards
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +121,7 @@ class Steps:
         layout: of the cache; sites: of each layer, see `sites_of`.
         slots, max_model_len: how many requests run at once, and how long they are.
         cache_dtype: of keys and values.
+        attend: attention over the cache: `engine_tpu.attention.attend`, or another that computes the same.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Steps:
         slots: int,
         max_model_len: int,
         cache_dtype: np.dtype,
+        attend: Callable[..., jax.Array],
     ) -> None:
         self._model = model
         self._params = params
@@ -141,6 +143,7 @@ class Steps:
         self._slots = slots
         self._length = max_model_len
         self._cache_dtype = cache_dtype
+        self._attend = attend
         self._num_tables = len(layout.tables)
         self.page_size = layout.tables[0].tokens_per_block
         self._head_size = layout.groups[0].head_size
@@ -173,7 +176,7 @@ class Steps:
                 jnp.zeros((self._slots + 1, self._length + 1), jnp.int32),
             )
 
-        whole = self._sharding()
+        whole = self._whole
         shardings = (self._sharding(self._pool_spec),) * pools, whole, whole
         return Memory(*jax.jit(make, out_shardings=shardings)())
 
@@ -184,9 +187,13 @@ class Steps:
     def _sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
         return NamedSharding(self._shards.mesh, PartitionSpec() if spec is None else spec)
 
+    @property
+    def _whole(self) -> NamedSharding:
+        return self._sharding()
+
     def send(self, array: np.ndarray) -> jax.Array:
         """Start a copy to every device. The array is JAX's from then on: nobody may change it."""
-        return jax.device_put(array, self._sharding())
+        return jax.device_put(array, self._whole)
 
     # -- the step ----------------------------------------------------------------------------------------------------
     def packing(self, bucket: Bucket) -> Packing:
@@ -250,7 +257,7 @@ class Steps:
                 pieces = Writes(page, part["piece_token"], part["piece_low"], part["piece_high"])
                 pool = write_pages(pool, kv, pieces)
             written[site.pool] = pool
-            return attend(q, pool, tables[site.table], queries, site.form)
+            return self._attend(q, pool, tables[site.table], queries, site.form)
 
         hidden = self._model.hidden(params, tokens[slot, position], position, attention)
         logits = self._model.logits(params, hidden if bucket.decodes else hidden[part["select"]])
@@ -260,7 +267,7 @@ class Steps:
         """Draw the tokens of a step; see `engine_tpu.sampling.draw`."""
         key = f"the draw of {len(given.logits)} tokens" + ("" if masks is None else ", masked")
         arguments = given.logits, memory.tokens, given.drawing, masks
-        memory.tokens, told, found = self.compiled(key, _jit_draw, *arguments)
+        memory.tokens, told, found = self.compiled(key, partial(_jit_draw, self._whole), *arguments)
         return told, found
 
     def masks(self, ends: np.ndarray, allowed: np.ndarray) -> Masks:
@@ -284,7 +291,7 @@ class Steps:
             packed[:_HEADER] = slot, place + first, len(piece), resets and first == 0
             packed[_HEADER : _HEADER + len(piece)] = piece
             arguments = memory.tokens, memory.blocks, self.send(packed)
-            memory.tokens, memory.blocks = self.compiled("enter", _jit_enter, *arguments)
+            memory.tokens, memory.blocks = self.compiled("enter", partial(_jit_enter, self._whole), *arguments)
 
     def place(self, memory: Memory, entries: np.ndarray) -> None:
         """Write new pages into the block tables: int32 [4, n], tables, slots, indices and pages."""
@@ -293,14 +300,21 @@ class Steps:
             packed[1] = self._slots
             piece = entries[:, first : first + PLACED]
             packed[:, : piece.shape[1]] = piece
-            memory.blocks = self.compiled("place", _jit_place, memory.blocks, self.send(packed))
+            memory.blocks = self.compiled("place", partial(_jit_place, self._whole), memory.blocks, self.send(packed))
 
     def copy(self, memory: Memory, source: np.ndarray, destination: np.ndarray) -> None:
         """Copy whole pages, int32 [n] each; all are read before any is written."""
         count = -(-max(1, len(source)) // COPIED) * COPIED
         packed = np.zeros((2, count), np.int32)
         packed[0, : len(source)], packed[1, : len(source)] = source, destination
-        memory.pools = self.compiled(f"copy of {count} pages", _jit_copy, memory.pools, self.send(packed))
+        memory.pools = self.compiled(f"copy of {count} pages", self._jit_copy, memory.pools, self.send(packed))
+
+    def _jit_copy(self) -> Any:
+        def function(pools: tuple[jax.Array, ...], packed: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(pool.at[packed[1]].set(pool[packed[0]]) for pool in pools)
+
+        sharding = self._sharding(self._pool_spec)
+        return jax.jit(function, donate_argnums=0, out_shardings=sharding)
 
     def score(self, memory: Memory, hidden: jax.Array, packed: np.ndarray) -> Logprobs:
         """Log probabilities of the tokens at int32 [SCORED] slots and places, packed[1:], given the hidden states of
@@ -343,7 +357,7 @@ def _as(bits: jax.Array, dtype: Any) -> jax.Array:
     return bits if dtype == jnp.int32 else lax.bitcast_convert_type(bits, dtype)
 
 
-def _jit_draw() -> Any:
+def _jit_draw(whole: NamedSharding) -> Any:
     def function(
         logits: jax.Array, tokens: jax.Array, packed: jax.Array, masks: Masks | None
     ) -> tuple[jax.Array, jax.Array, Logprobs]:
@@ -351,10 +365,10 @@ def _jit_draw() -> Any:
         rows = SampledRows(*(_as(part[name], dtype) for name, dtype in zip(SAMPLED, _SAMPLED_DTYPES, strict=True)))
         return draw(logits, tokens, rows, Asked(*(part["flags"] > 0)), masks)
 
-    return jax.jit(function, donate_argnums=(1,))
+    return jax.jit(function, donate_argnums=(1,), out_shardings=whole)
 
 
-def _jit_enter() -> Any:
+def _jit_enter(whole: NamedSharding) -> Any:
     def function(tokens: jax.Array, blocks: jax.Array, packed: jax.Array) -> tuple[jax.Array, jax.Array]:
         slot, first, count, resets = packed[:_HEADER]
         ids = packed[_HEADER:]
@@ -363,18 +377,11 @@ def _jit_enter() -> Any:
         cleared = jnp.where(resets > 0, 0, blocks[:, slot])
         return tokens.at[slot, place].set(ids, mode="drop"), blocks.at[:, slot].set(cleared)
 
-    return jax.jit(function, donate_argnums=(0, 1))
+    return jax.jit(function, donate_argnums=(0, 1), out_shardings=(whole, whole))
 
 
-def _jit_place() -> Any:
+def _jit_place(whole: NamedSharding) -> Any:
     def function(blocks: jax.Array, packed: jax.Array) -> jax.Array:
         return blocks.at[packed[0], packed[1], packed[2]].set(packed[3])
 
-    return jax.jit(function, donate_argnums=0)
-
-
-def _jit_copy() -> Any:
-    def function(pools: tuple[jax.Array, ...], packed: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(pool.at[packed[1]].set(pool[packed[0]]) for pool in pools)
-
-    return jax.jit(function, donate_argnums=0)
+    return jax.jit(function, donate_argnums=0, out_shardings=whole)

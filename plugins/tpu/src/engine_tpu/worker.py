@@ -13,6 +13,7 @@ import jax
 import ml_dtypes
 import msgspec
 import numpy as np
+from jax.sharding import Mesh
 
 from engine.interfaces.executor import StepFuture
 from engine.plugin import HookRelay, PluginList, Registry
@@ -21,14 +22,17 @@ from engine.types.errors import ConfigError, DeviceMemoryError, EngineDeadError,
 from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
 from engine_kit.host_memory import cache_memory
+from engine_kit.model_config import unsupported_ranks
+from engine_tpu import attention, attention_pallas
 from engine_tpu.attention import Form
 from engine_tpu.buckets import Bucket, Buckets
 from engine_tpu.device import open_mesh
 from engine_tpu.models.decoder import Decoder
+from engine_tpu.models.forms import form_of
 from engine_tpu.platform import TpuOptions, sizes_of
 from engine_tpu.runner import Runner
 from engine_tpu.steps import Steps, sites_of
-from engine_tpu.weights import Shards, Tensors, nbytes
+from engine_tpu.weights import Matrices, Shards, Tensors, nbytes
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +90,11 @@ class JaxWorker:
         options = cast("TpuOptions", next(one.options for one in restore(registry, mine) if one.point == "platform"))
         _refuse(start)
         relay = HookRelay("worker", registry, options=start.hook_options)
-        shards = Shards(open_mesh(options, 1, start.data_parallel_rank), 1, _DTYPES[start.dtype])
-        model = Decoder(start.model, shards, start.max_model_len)
+        size = options.tensor_parallel
+        _check_division(start, options)
+        mesh = open_mesh(options, size, start.data_parallel_rank * size)
+        shards = Shards(mesh, size, _DTYPES[start.dtype])
+        model = Decoder(start.model, Matrices(shards, options.weights, options.expert_parallel), start.max_model_len)
         params = model.load(Tensors(start.files.weights))
         described = start.model.sites
         sites = sites_of(
@@ -96,7 +103,17 @@ class JaxWorker:
             lambda layer: Form(model.scale, described[layer].sliding_window, described[layer].soft_cap),
         )
         cache_dtype = _DTYPES[start.kv_cache_dtype or start.dtype]
-        steps = Steps(model, params, shards, start.layout, sites, start.max_num_seqs, start.max_model_len, cache_dtype)
+        steps = Steps(
+            model,
+            params,
+            shards,
+            start.layout,
+            sites,
+            start.max_num_seqs,
+            start.max_model_len,
+            cache_dtype,
+            _attention(start, options, mesh, cache_dtype),
+        )
         buckets = Buckets(
             start.max_num_seqs, start.max_num_batched_tokens, 1, sizes_of(options.rows), sizes_of(options.tokens)
         )
@@ -219,6 +236,8 @@ def _refuse(start: WorkerStart) -> None:
     if not model.generates:
         found = "its worker generates text alone"
         raise ConfigError(f"{asked} with an engine that pools", found, "use another platform")
+    if model.prompt_embeds:
+        raise ConfigError(f"{asked} with prompt_embeds", "its worker embeds tokens alone", "leave it out")
     if start.layout.mark_bytes:
         raise ConfigError(f"{asked} with kv_canary", "its worker marks no pages", "leave --kv-canary out")
     if start.batch_invariant:
@@ -228,6 +247,39 @@ def _refuse(start: WorkerStart) -> None:
     if len(forms) > 1 or not next(iter(forms))[0]:
         found = "its layers' caches have several forms, or none that this worker has"
         raise ConfigError(f"{asked} with {model.architecture}", found, "use another platform")
+
+
+def _check_division(start: WorkerStart, options: TpuOptions) -> None:
+    """Raise ConfigError where the model does not divide over so many devices."""
+    size, form = options.tensor_parallel, form_of(start.model)
+    asked = f"platform.tensor_parallel={size} with {start.model.architecture}"
+    widths = {"intermediate_size": form.inner}
+    if form.experts is not None:
+        widths |= (
+            {"experts": form.experts.count} if options.expert_parallel else {"an expert's size": form.experts.inner}
+        )
+    elif options.expert_parallel:
+        raise ConfigError("platform.expert_parallel=true", "the model has no routed experts", "leave it out")
+    if reasons := unsupported_ranks(start.model, size, **widths):
+        raise ConfigError(asked, "; ".join(reasons), "divide it over fewer devices")
+
+
+def _attention(start: WorkerStart, options: TpuOptions, mesh: Mesh, cache_dtype: np.dtype) -> Callable[..., jax.Array]:
+    """What attends. Raises ConfigError where the kernel is asked for and cannot serve the model."""
+    on_tpu = mesh.devices.flat[0].platform == "tpu"
+    if options.attention == "xla" or (options.attention == "auto" and not on_tpu):
+        return attention.attend
+    group = start.layout.groups[0]
+    itemsize = min(cache_dtype.itemsize, _DTYPES[start.dtype].itemsize)
+    why = attention_pallas.unsupported(group.head_size, group.tokens_per_block, itemsize)
+    if start.dtype == "float64":
+        why = "a TPU's kernels have no float64"
+    if not why:
+        return partial(attention_pallas.attend, interpret=not on_tpu)
+    if options.attention == "pallas":
+        raise ConfigError("platform.attention=pallas", why, "leave it out: XLA's form serves then")
+    logger.info("attention is XLA's own form: %s", why)
+    return attention.attend
 
 
 def _tell(number: int, count: int, bucket: Bucket) -> None:

@@ -25,7 +25,7 @@ FILES = (
     "chat_template.json",
 )
 """What says how a text becomes tokens and a conversation a text."""
-TEMPLATES = "additional_chat_templates"
+TEMPLATES = ("additional_chat_templates", "chat_templates")
 MOST = 64
 """Different ones at work; of more, those that were used longest ago are read again."""
 
@@ -93,7 +93,7 @@ class AdapterTokenizers:
 def _hash(folder: str) -> str:
     """Of the files of a tokenizer, and of their names."""
     found = sha256()
-    more = sorted(Path(folder, TEMPLATES).glob("*.jinja"))
+    more = [path for name in TEMPLATES for path in sorted(Path(folder, name).glob("*.jinja"))]
     for path in (*(Path(folder, name) for name in FILES), *more):
         if path.is_file():
             found.update(path.name.encode() + b"\0" + sha256(path.read_bytes()).digest())

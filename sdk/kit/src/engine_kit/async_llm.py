@@ -113,8 +113,9 @@ class AsyncLLM:
 
     @property
     def cores(self) -> list[CoreState]:
-        """The state of each core; none before they are ready."""
-        return self._client.states()
+        """The state of each core, by its number among those of all servers; none before they are ready."""
+        first = self.plan.start.worker.first_dp_rank
+        return [state._replace(dp_rank=first + state.dp_rank) for state in self._client.states()]
 
     @property
     def queue_length(self) -> int:

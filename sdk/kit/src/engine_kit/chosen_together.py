@@ -13,7 +13,6 @@ from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.plugin import Selection, points
 from engine.types.errors import ConfigError
 from engine.types.model import ModelDescription
-from engine.types.parallel import split_layers
 from engine.types.start import CoreStart, WorkerStart
 from engine_kit.encoder_places import check_places
 
@@ -48,10 +47,6 @@ def check_stages(worker: WorkerStart, drafters: Sequence[Selection[DrafterCard]]
     model, parallel = worker.model, worker.parallel
     for drafter in drafters:
         card, reason = drafter.card, ""
-        there = range(model.num_layers - split_layers(parallel, model.num_layers)[-1], model.num_layers)
-        streams = card.streams(model, drafter.options) if "streams" in card.needs else ()
-        if away := [layer for layer in streams if layer not in there]:
-            reason = f"it reads the streams behind layers {away}, and the last stage begins with layer {there[0]}"
         if card.branches(drafter.options):
             reason = "it proposes trees, and the other stages would have to move what they keep of the right path"
         if any(site.kind == "state" for site in model.sites):

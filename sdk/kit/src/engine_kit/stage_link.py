@@ -32,6 +32,7 @@ class StageLink:
         sizes: what travels; see `engine.interfaces.model.Model.state_sizes`.
         max_tokens: of a step, padding included.
         dtype, device: of the tensors.
+        added: what a state has beside that when it leaves this stage.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class StageLink:
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        added: Sequence[str] = (),
     ) -> None:
         self._stage = stage
         self._group = group
-        self._names = tuple(sizes)
+        self._names = (*sizes, *added)
         rows = 0 if stage.first else max_tokens
         self._received = {name: torch.zeros((rows, size), dtype=dtype, device=device) for name, size in sizes.items()}
         self._sendings: deque[list[Sending | None]] = deque()

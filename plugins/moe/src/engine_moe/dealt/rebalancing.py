@@ -1,7 +1,7 @@
 """Experts dealt anew by load, while steps go on (EPLB).
 
-All ranks count steps alike, and each hears the others' loads, so all find the same placement behind the same step.
-Then some weights move behind each step, never more than `step_bytes` on a rank but for one expert, and with them, at
+All ranks count steps alike, and each hears the others' loads, so all find the same placement before the same step.
+Then some weights move before each step, never more than `step_bytes` on a rank but for one expert, and with them, at
 once, the table by which the next step finds experts: before, in between and after every token is computed by the
 experts that it chose. Weights are overwritten where they lie, so that what is captured goes on with the new ones.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.interfaces.step import StepOutput, StepPart, TargetStep
+from engine.interfaces.step import StepPart
 from engine.types.errors import ConfigError
 from engine_moe.dealt.placement import Move, aligned, balanced, heaviest, next_move
 
@@ -52,7 +52,6 @@ class Rebalancing(Counting):
         self._every = every
         self._step_bytes = step_bytes
         self._steps = 0
-        self._computes = False
         self._before = [np.zeros(layer.experts, np.int64) for layer in layers]
         self.wanted: dict[int, np.ndarray] = {}
         self.moved = 0
@@ -62,22 +61,18 @@ class Rebalancing(Counting):
 
     def capture(self) -> None:
         super().capture()
-        self._computes = False
+        self._steps = 0
+        self._before = [np.zeros(layer.experts, np.int64) for layer in self.layers]
 
     def inputs(self, plan: StepPlan, num_tokens: int, tokens_per_row: int) -> Mapping[str, torch.Tensor]:
-        self._computes = True
-        return {}
-
-    def launched(self, step: TargetStep) -> StepOutput | None:
-        if not self._computes or not self._every:
-            return None
-        self._computes = False
-        self._steps += 1
-        if self._steps % self._every == 0:
+        """Asked before each step that computes something, on all ranks: also where an engine core has nothing to do but
+        padding."""
+        if self._every and self._steps and self._steps % self._every == 0:
             self._deal()
+        self._steps += 1
         if self.wanted:
             self._move()
-        return None
+        return {}
 
     def _deal(self) -> None:
         """Find where experts are to go, by what each got since the last time."""
@@ -111,7 +106,7 @@ class Rebalancing(Counting):
                 del self.wanted[index]
 
     def _chosen(self) -> list[tuple[int, Move]]:
-        """The moves behind this step, of layers by number: of all that are left the first, as far as the bytes go. The
+        """The moves before this step, of layers by number: of all that are left the first, as far as the bytes go. The
         placements are what they will be."""
         found: list[tuple[int, Move]] = []
         traffic = np.zeros(len(self.layers[0].starts) - 1, np.int64)

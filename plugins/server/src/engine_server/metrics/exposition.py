@@ -6,9 +6,12 @@ Nothing is counted here: the numbers are read when somebody asks.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from fastapi import Response
@@ -21,6 +24,7 @@ from prometheus_client.registry import Collector
 from engine.embedding import broken_plugins
 from engine.plugin import HookRelay
 from engine.plugin.hooks import FailureCounts, Implementation
+from engine.types.errors import EngineError
 from engine.types.outputs import StepStats
 from engine_kit.async_llm import AsyncLLM
 from engine_kit.lifecycle import NOTHING
@@ -86,6 +90,10 @@ _HISTOGRAMS = (
 """Of requests: the name, the attribute of `Measures`, and the line of help."""
 
 
+CALL_SECONDS = 2.0
+"""How long a scrape waits for what only workers know; then the numbers are those of the last time."""
+
+
 class Exposition:
     """One server's metrics, in a registry of their own. Observes the engine's requests."""
 
@@ -95,6 +103,7 @@ class Exposition:
         server.llm.observe(self._measures)
         self._plugins = PluginMetrics(server.llm.hooks)
         self._process = ProcessCollector(registry=None)
+        self._expert_tokens: list[list[int]] = []
         if server.others is not None:
             server.others.counted_by(self.snapshot)
 
@@ -102,15 +111,25 @@ class Exposition:
         """Prometheus' text form; of several API processes as of one. Without a key."""
         llm, others = self._server.llm, self._server.others
         parts: Sequence[Collector]
+        experts = await self._of_experts()
         if others is None:
             own = self.snapshot()
-            engine = _EngineCollector(llm, own.responses, own.measured, own.hook_failures)
+            engine = _EngineCollector(llm, own.responses, own.measured, own.hook_failures, experts)
             parts = engine, self._process, Families(own.families)
         else:
             all_ = await others.gather()
-            engine = _EngineCollector(llm, all_.responses, all_.measured(llm.max_model_len), all_.hook_failures)
+            measured = all_.measured(llm.max_model_len)
+            engine = _EngineCollector(llm, all_.responses, measured, all_.hook_failures, experts)
             parts = engine, all_.processes(), all_.of_plugins()
         return Response(b"".join(map(generate_latest, parts)), media_type=CONTENT_TYPE_LATEST)
+
+    async def _of_experts(self) -> list[list[int]]:
+        """On each rank of each core, the tokens that each expert computed; none where experts are not dealt."""
+        llm = self._server.llm
+        if llm.worker is not None and llm.plan.start.worker.parallel.ep:
+            with contextlib.suppress(EngineError, TimeoutError):
+                self._expert_tokens = await asyncio.wait_for(llm.call("worker.expert_tokens"), CALL_SECONDS)
+        return self._expert_tokens
 
     def snapshot(self) -> Snapshot:
         """What this process has counted, for another that tells of all."""
@@ -123,16 +142,23 @@ class Exposition:
 
 
 class _EngineCollector(Collector):
-    """Of the cores as they are, and of what was counted: answers by status code, requests, failures of hooks."""
+    """Of the cores as they are, and of what was counted: answers by status code, requests, failures of hooks, and on
+    each rank tokens by expert."""
 
     def __init__(
-        self, llm: AsyncLLM, responses: Mapping[int, int], measured: Measured, hook_failures: FailureCounts
+        self,
+        llm: AsyncLLM,
+        responses: Mapping[int, int],
+        measured: Measured,
+        hook_failures: FailureCounts,
+        experts: Sequence[Sequence[int]] = (),
     ) -> None:
         self._llm = llm
         self._model_name = llm.model_name
         self._responses = responses
         self._measured = measured
         self._hook_failures = hook_failures
+        self._experts = experts
 
     def collect(self) -> Iterator[Metric]:
         cores = [((str(core.dp_rank),), core, core.stats or NOTHING) for core in self._llm.cores]
@@ -175,6 +201,15 @@ class _EngineCollector(Collector):
         events = [((*labels, event), pages) for labels, _, stats in cores for event, pages in stats.retention_events]
         text = "Retained pages whose time was over, that were given up before, and that a bound displaced."
         yield self._family(_Counter, "kv_retention_events", text, ("engine", "event"), events)
+        if self._experts:
+            text = "Tokens that each routed expert has computed, all layers and ranks together."
+            by_expert = [
+                ((str(expert),), sum(counts)) for expert, counts in enumerate(zip_longest(*self._experts, fillvalue=0))
+            ]
+            yield self._family(_Counter, "expert_tokens", text, ("expert",), by_expert)
+            text = "Tokens that the routed experts of a rank have computed; engine cores' ranks follow one another."
+            by_rank = [((str(rank),), sum(counts)) for rank, counts in enumerate(self._experts)]
+            yield self._family(_Counter, "expert_rank_tokens", text, ("rank",), by_rank)
         alive = [(labels, float(core.alive)) for labels, core, _ in cores]
         yield self._family(_Gauge, "engine_up", "1 while the core lives.", engine, alive)
         text, retries = "Requests sent again because their core had died.", [((), self._measured.retries)]

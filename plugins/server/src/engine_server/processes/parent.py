@@ -209,7 +209,7 @@ class Parent(Program):
         self._pauses = [0.0] * settings.api_workers
         self._clients = itertools.count(1)
         self._worker: WorkerReady | None = None
-        self._pids = [0] * config.data_parallel_size  # of the cores that the API processes know to live
+        self._pids = [0] * plan.config.data_parallel_size  # of the cores that the API processes know to live
         self._failed: EngineError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -289,7 +289,7 @@ class Parent(Program):
                 number=number,
                 client=next(self._clients),
                 core=self._plan.start,
-                num_cores=self._config.data_parallel_size,
+                num_cores=self._plan.config.data_parallel_size,
                 config=self._config.model_dump_json(exclude_unset=True),
                 settings=self._settings.model_dump_json(exclude_unset=True),
                 listener=listener.fileno(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.interfaces.model import ModelCard, ModelNeed
+from engine_models import gemma_card, mixtral_card, qwen_moe_card
 from engine_reference.models import llama_card
 
 _DIVIDED = (
@@ -48,3 +49,19 @@ class Qwen2(JaxModel, llama_card.Qwen2):
 
 class Qwen3(JaxModel, llama_card.Qwen3):
     """Qwen3ForCausalLM."""
+
+
+class Gemma2(JaxModel, gemma_card.Gemma2):
+    """Gemma2ForCausalLM."""
+
+
+class Gemma3(JaxModel, gemma_card.Gemma3):
+    """Gemma3ForCausalLM."""
+
+
+class Mixtral(JaxModel, mixtral_card.Mixtral):
+    """MixtralForCausalLM."""
+
+
+class Qwen3Moe(JaxModel, qwen_moe_card.Qwen3Moe):
+    """Qwen3MoeForCausalLM."""

@@ -1,0 +1,176 @@
+"""The star between engine cores: who is let in, who is not, and what an address may be."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.types.errors import ConfigError, EngineDeadError, EngineError
+from engine_parallel.lockstep import Hello, Star
+
+TOKEN = b"0123456789abcdef"
+_huge = msgspec.msgpack.encode(Hello(2**40, 2, b"", b""))
+HUGE = len(_huge).to_bytes(4, "little") + _huge
+"""One that counts beyond what travels."""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def start(address: str, rank: int, size: int, **how: Any) -> Future[Star]:
+    """In a thread: it waits for the others."""
+    future: Future[Star] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(Star(address, rank, size, **{"meet": 20.0, "answer": 20.0, **how}))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def agreements(stars: list[Star], tokens: list[int], decodes: list[bool]) -> list[Any]:
+    found: list[Any] = [None] * len(stars)
+
+    def agree(star: Star) -> None:
+        found[star.rank] = star.agree(tokens[star.rank], decodes[star.rank])
+
+    threads = [threading.Thread(target=agree, args=(star,)) for star in stars]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp", "tcp6"])
+def test_all_hear_of_all(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+    address = {"ipc": f"ipc://{tmp_path}/a", "tcp": f"tcp://localhost:{port}", "tcp6": f"tcp://[::1]:{port}"}[kind]
+    made = [start(address, rank, 3, token=TOKEN, meeting=str(tmp_path)) for rank in (2, 0, 1)]
+    stars = [future.result(20) for future in made]
+    assert {star.meeting for star in stars} == {str(tmp_path)}
+
+    @settings(max_examples=10, deadline=None)
+    @given(st.lists(st.tuples(st.integers(0, 2**20), st.booleans()), min_size=3, max_size=3))
+    def agrees(told: list[tuple[int, bool]]) -> None:
+        tokens, decodes = [t for t, _ in told], [d or not t for t, d in told]
+        found = agreements(stars, tokens, decodes)
+        if not any(tokens):
+            assert found == [None] * 3 and not any(star._awake for star in stars)
+            return
+        for one in found:
+            np.testing.assert_array_equal(one.tokens, np.maximum(tokens, 1))
+            assert one.tokens.dtype == np.int32 and one.decodes is all(decodes)
+
+    agrees()
+    for star in stars:
+        star.close()
+    assert kind != "ipc" or not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"token": b"another one, of length"}, "another token"),
+        ({"token": b""}, "another token"),
+        ({"same": b"other weights"}, "another model, other settings, or other versions"),
+        ({"size": 3}, "counts 3 engine cores, and rank 0 counts 2"),
+        ({"rank": 7, "size": 8}, "counts 8"),
+    ],
+)
+def test_who_is_not_let_in(how: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """It is told why, and rank 0 waits on for the one that belongs there."""
+    address = f"ipc://{tmp_path}/a"
+    head = start(address, 0, 2, token=TOKEN, same=b"weights")
+    stranger = start(address, **{"rank": 1, "size": 2, "token": TOKEN, "same": b"weights", **how})
+    with pytest.raises(ConfigError, match=says):
+        stranger.result(20)
+    other = start(address, 1, 2, token=TOKEN, same=b"weights").result(20)
+    head.result(20).close()
+    other.close()
+
+
+def test_a_head_that_knows_no_token_is_left(tmp_path: Path) -> None:
+    """Somebody else listens there, lets everybody in, and cannot prove that it belongs to them."""
+    address = f"ipc://{tmp_path}/a"
+    head = start(address, 0, 2, token=b"", same=b"weights")
+    with pytest.raises(EngineError, match="token"):
+        start(address, 1, 2, token=TOKEN, same=b"weights").result(20)
+    with pytest.raises(EngineDeadError):
+        Star(address, 0, 2, meet=0.2)  # the path is taken, and rank 0 of the first has it
+    start(address, 1, 2, token=b"", same=b"weights").result(20).close()
+    head.result(20).close()
+
+
+def test_one_of_another_machine_cannot_share_experts(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/a"
+    head = start(address, 0, 2, meeting=str(tmp_path / "not-here"))
+    with pytest.raises(ConfigError, match="another machine"):
+        start(address, 1, 2).result(20)
+    assert head.result(20).gone() is not None
+
+
+def test_one_that_is_started_again_while_others_are_waited_for_joins(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/a"
+    head = start(address, 0, 3)
+    start(address, 1, 3).result(20).close()
+    stars = [start(address, 1, 3).result(20), start(address, 2, 3).result(20), head.result(20)]
+    with pytest.raises(ConfigError, match="is there"):
+        second = tmp_path / "b"
+        other = start(f"ipc://{second}", 0, 3)
+        kept = start(f"ipc://{second}", 1, 3).result(20)
+        try:
+            start(f"ipc://{second}", 1, 3).result(20)
+        finally:
+            start(f"ipc://{second}", 2, 3).result(20).close()
+            other.result(20).close()
+            kept.close()
+    assert agreements(stars, [3, 0, 5], [True] * 3)[0].tokens.tolist() == [3, 1, 5]
+    for star in stars:
+        star.close()
+
+
+def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineDeadError, match="not there: rank 1, rank 2"):
+        Star(f"ipc://{tmp_path}/a", 0, 3, meet=0.05)
+    with pytest.raises(EngineDeadError, match="not there: rank 0"):
+        Star(f"ipc://{tmp_path}/b", 1, 3, meet=0.05)
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x05\x00\x00\x00abcde", HUGE])
+def test_noise_is_passed_over(noise: bytes, tmp_path: Path) -> None:
+    port = free_port()
+    head = start(f"tcp://127.0.0.1:{port}", 0, 2)
+    caller = None
+    while caller is None:
+        try:
+            caller = socket.create_connection(("127.0.0.1", port))
+        except OSError:
+            assert not head.done()
+    caller.sendall(noise)
+    caller.close()
+    start(f"tcp://127.0.0.1:{port}", 1, 2).result(20).close()
+    head.result(20).close()
+
+
+@pytest.mark.parametrize(
+    "address", ["", "tcp://", "tcp://host", "ipc://", "udp://a:1", "tcp://0.0.0.0:5", "tcp://[::]:5"]
+)
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ConfigError):
+        Star(address, 0, 2, meet=0.05)
