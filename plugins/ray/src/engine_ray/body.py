@@ -13,17 +13,18 @@ import secrets
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from engine.interfaces.nodes import NODE_LOST, Node
 from engine.process.wire import encode
-from engine.types.errors import ConfigError, EngineDeadError, ManifestError
+from engine.types.errors import ConfigError, EngineDeadError, ManifestError, NodeMissingError
 from engine_kit.alike import differences, what_is_here
 from engine_ray.supervisor import Supervisor
 
@@ -37,6 +38,8 @@ log = logging.getLogger("engine.machines")
 LOOK_SECONDS = 0.05
 """How long one wait for the end of any process lasts."""
 START_SECONDS = 60.0
+LEAVE_SECONDS = 3.0
+"""How long processes get to leave before their actors are killed, with which Ray kills them."""
 MADE = "CREATED"
 """What Ray calls a placement group whose bundles all have their places."""
 
@@ -52,6 +55,7 @@ class Ray:
         self._resource = "CPU" if need.device.partition(":")[0] == "cpu" else "GPU"
         self._mine = not ray.is_initialized()
         self._running: dict[Any, Supervised] = {}
+        self._named = Counter[str]()
         self._closed = threading.Event()
         self._group: Any = None
         self._watching = threading.Thread(target=self._watch, name="ray", daemon=True)
@@ -134,8 +138,9 @@ class Ray:
                 )
 
     def _actor(self, what: str, bundle: int, devices: int) -> Any:
+        self._named[what] += 1  # the name of one that is dead may be taken for a while
         actor = ray.remote(Supervisor).options(
-            name=f"engine:{what}",
+            name=f"engine:{what}" + (f" ({self._named[what]})" if self._named[what] > 1 else ""),
             num_cpus=devices * self._options.cpus,
             num_gpus=devices if self._resource == "GPU" else 0,
             max_concurrency=8,
@@ -148,15 +153,19 @@ class Ray:
     def spawn(self, node: str, module: str, start: bytes, what: str, devices: int = 0) -> NodeProcess:
         place = next((one for one in self.all() if one.name == node), None)
         if place is None:
-            raise EngineDeadError(f"start {what} on '{node}'", "Ray has no place for it now", "see `ray status`")
+            raise NodeMissingError(f"start {what} on '{node}'", "Ray has no place for it now", "see `ray status`")
         supervisor = self._actor(what, int(node.removeprefix("bundle")), devices)
         try:
             pid, directory = ray.get(supervisor.start.remote(module, start, what), timeout=START_SECONDS)
-        except (RayError, GetTimeoutError) as error:
+        except RayTaskError as error:
+            ray.kill(supervisor)
+            found = error.cause or error
+            raise EngineDeadError(f"start {what} on {node} ({place.address})", str(found)) from error
+        except RayError as error:  # Ray has not noticed yet that the machine is lost, or looks for another one
             with contextlib.suppress(RayError):
                 ray.kill(supervisor)
-            found = getattr(error, "cause", None) or error
-            raise EngineDeadError(f"start {what} on {node} ({place.address})", str(found)) from error
+            found = f"its actor did not start: {' '.join(str(error).split())[:300]}"
+            raise NodeMissingError(f"start {what} on {node} ({place.address})", found, "see `ray status`") from error
         process = Supervised(supervisor, pid, directory, f"{node} ({place.address})")
         self._running[supervisor.wait.remote()] = process
         return process
@@ -183,6 +192,11 @@ class Ray:
         self._closed.set()
         if self._watching.is_alive():
             self._watching.join()  # who asks Ray after its end is ended with the whole process
+        with contextlib.suppress(Exception):  # the cluster may have gone
+            for process in self._running.values():
+                process.let_go()
+            if self._running:
+                ray.wait(list(self._running), num_returns=len(self._running), timeout=LEAVE_SECONDS)
         for process in list(self._running.values()):
             process.end(NODE_LOST, "the engine has ended")
         with contextlib.suppress(Exception):  # the cluster may have gone
