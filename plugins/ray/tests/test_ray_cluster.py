@@ -75,12 +75,13 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def engine_processes() -> list[psutil.Process]:
-    """Cores and ranks that run on this machine."""
+    """Cores and ranks that actors supervise."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            if "engine.loop.process" in line or "executor_process.rank" in line:
+            ours = "engine.loop.process" in line or "executor_process.rank" in line
+            if ours and "ray" in (process.parent().cmdline() or [""])[0]:
                 found.append(process)
     return found
 
