@@ -93,9 +93,17 @@ def test_the_death_of_one_ends_all(folder: Path, dies: int) -> None:
     llm.shutdown()
 
 
-def test_restarts_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="end with the first that dies"):
-        LLM(model=str(folder), **SETTINGS, enable_expert_parallel=True, data_parallel_size=2, data_parallel_restarts=1)
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"data_parallel_restarts": 1}, "end with the first that dies"),
+        ({"drafter": "draft_model"}, "whose passes the other engine cores do not make"),
+    ],
+)
+def test_what_the_others_would_not_do_is_refused(folder: Path, how: dict[str, Any], says: str) -> None:
+    how = {**how, "drafter.model": str(folder)} if "drafter" in how else how
+    with pytest.raises(ConfigError, match=says):
+        LLM(model=str(folder), **SETTINGS, enable_expert_parallel=True, data_parallel_size=2, **how)
 
 
 # -- behind servers of their own ---------------------------------------------------------------------------------------

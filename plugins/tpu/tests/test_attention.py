@@ -175,6 +175,35 @@ def test_kernel_is_lowered(queries: int, dtype: str) -> None:
     assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [1, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_kernel_is_compiled(queries: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the TPU's own compiler, which needs no TPU, with the precision that the worker sets."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed")
+    from jax.experimental import topologies
+
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    device = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
+    place = jax.sharding.SingleDeviceSharding(device)
+    blocks = 8
+
+    def told(shape: tuple[int, ...], of: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, of, sharding=place)
+
+    arrays = (*(told((blocks,), "int32") for _ in range(4)), told((blocks * queries,), "int32"))
+    q = told((blocks * queries, 16, 128), "float32" if dtype == "float32" else "bfloat16")
+    form = Form(0.1, window=64, soft_cap=30.0)
+    function = jax.jit(
+        lambda q, pool, table, arrays: attention_pallas.attend(q, pool, table, Blocks(*arrays, queries), form)
+    )
+    with jax.default_matmul_precision("highest"):
+        lowered = function.lower(q, told((100, 16, 32, 128), dtype), told((blocks, 32), "int32"), arrays)
+    assert lowered.compile().memory_analysis().argument_size_in_bytes > 0
+
+
 @pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])
 def test_what_is_written(decodes: bool) -> None:
     """Each token at its place, and nothing else but in the page that nobody owns."""

@@ -167,7 +167,7 @@ def _kernel(
 
 
 def _product(a: jax.Array, b: jax.Array, dim: int) -> jax.Array:
-    """a [n, m] with dimension `dim` of b, in float32."""
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    """a [n, m] with dimension `dim` of b, in float32. Mosaic has one way for bfloat16, and refuses another."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
     dims = (((1,), (dim,)), ((), ()))
     return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
