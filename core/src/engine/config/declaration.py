@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 GROUP = "engine_settings"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-KV_CACHE_DTYPES = (*DTYPES, "fp8", "fp8_e4m3")
+KV_CACHE_DTYPES = (*DTYPES, "fp8", "fp8_e4m3", "int8")
 
 Type = Literal["text", "integer", "number", "boolean", "bytes"]
 _TYPES: Mapping[str, Type] = {"str": "text", "int": "integer", "float": "number", "bool": "boolean"}
@@ -139,7 +139,7 @@ class EngineSettings(Settings):
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     kv_cache_dtype: str = setting(
         "auto",
-        "type of the KV cache (default: that of activations); fp8 is fp8_e4m3, with scales of 1",
+        "type of the KV cache (default: that of activations); fp8 is fp8_e4m3",
         choices=KV_CACHE_DTYPES,
     )
     runner: str = setting(
@@ -166,24 +166,14 @@ class EngineSettings(Settings):
         False, "deal routed experts whole over the ranks of all engine cores, in place of dividing each of them"
     )
     data_parallel_size: int = setting(1, "engine cores side by side, each with the whole model", least=1)
-    data_parallel_size_local: int | None = setting(
-        None, "of these the ones behind this server (default: all; with --data-parallel-rank one)", least=1
-    )
-    data_parallel_rank: int | None = setting(
-        None, "the one core of this server, counted from 0; each has a server of its own, and others balance", least=0
-    )
-    data_parallel_start_rank: int | None = setting(
-        None, "the first core of this server, with --data-parallel-hybrid-lb (default: 0)", least=0
-    )
-    data_parallel_address: str | None = setting(
-        None, "where core 0 listens for those of other servers with which it shares experts (default: 127.0.0.1)"
-    )
+    data_parallel_size_local: int | None = setting(None, "cores behind this server (default: all)", least=1)
+    data_parallel_rank: int | None = setting(None, "this server's one core; other servers have the others", least=0)
+    data_parallel_start_rank: int | None = setting(None, "this server's first core (default: 0)", least=0)
+    data_parallel_address: str | None = setting(None, "where core 0 listens for other servers' (default: 127.0.0.1)")
     data_parallel_rpc_port: int | None = setting(None, "and its port (default: 29550)", least=1, most=65535)
-    data_parallel_token_file: str | None = setting(
-        None, "a file with a secret that all these servers have; needed where the address is not of this machine alone"
-    )
-    data_parallel_hybrid_lb: bool = setting(False, "several servers with several cores each; others balance servers")
-    data_parallel_external_lb: bool = setting(False, "several servers with one core each: --data-parallel-rank says so")
+    data_parallel_token_file: str | None = setting(None, "a file with a secret of all servers whose cores meet there")
+    data_parallel_hybrid_lb: bool = setting(False, "several servers, each with --data-parallel-size-local cores")
+    data_parallel_external_lb: bool = setting(False, "several servers, each with the core of --data-parallel-rank")
     data_parallel_restarts: int = setting(0, "how often each of several cores is started again when it dies", least=0)
     kv_cache_memory: int | None = setting(
         None, "memory of each rank's KV cache, e.g. 4GiB (default: by a profile)", type="bytes"

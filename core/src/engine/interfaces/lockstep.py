@@ -38,7 +38,7 @@ class Lockstep(Protocol):
 
     @property
     def files(self) -> list[int]:
-        """Descriptors that become readable when another core calls this one that sleeps."""
+        """What becomes readable when another core calls this one that sleeps."""
 
     def agree(self, tokens: int, decodes: bool) -> Agreed | None:
         """Say what this core would compute, and wait for all others. Wakes those that sleep.
