@@ -60,10 +60,11 @@ def seats(nodes: Sequence[Node], parallel: Parallel, num_cores: int) -> list[lis
             for at in together:
                 room[at] -= 1
             order += together
-    sharers, met, found = Counter(order), Counter[int](), list[Seat]()
+    sharers = Counter(nodes[at].address for at in order)  # of one machine, which may go by several names
+    met, found = Counter[int](), list[Seat]()
     for at in order:
         node = nodes[at]
-        device, sharing = (0, 1) if node.hides else (met[at], sharers[at])
+        device, sharing = (0, 1) if node.hides else (met[at], sharers[node.address])
         met[at] += 1
         found.append(Seat(node=node.name, address=node.address, device=device, sharers=sharing))
     return [found[core * parallel.world :][: parallel.world] for core in range(num_cores)]
