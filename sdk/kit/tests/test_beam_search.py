@@ -60,7 +60,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best(seed: int, ends: bool, penalt
     params = BeamSearchParams(
         beam_width=VOCAB**4, max_tokens=4, ignore_eos=not ends, length_penalty=penalty, include_stop_str_in_output=True
     )
-    (found,) = search_beams([prompt], params, eos_token_ids=[EOS], max_model_len=100, expand=model)
+    (found,) = search_beams([prompt], params, eos_token_ids=[[EOS]], max_model_len=100, expand=model)
     expected = exhaustive(model, prompt, 4, ends, penalty)
     assert len(found) == len(expected)
     for sequence, (score, _) in zip(found, expected, strict=True):
@@ -77,11 +77,11 @@ def test_narrow_beams_of_several_prompts_of_different_lengths() -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=5)
     prompts = [[1], [2, 3, 1, 2, 3, 1, 2], [3, 3]]
     model = Markov(9)
-    together = search_beams(prompts, params, eos_token_ids=[EOS], max_model_len=9, expand=model)
+    together = search_beams(prompts, params, eos_token_ids=[[EOS]] * 3, max_model_len=9, expand=model)
     assert len(model.calls) == 5, "one batch a step"
     assert {place for place, _ in model.calls[1]} == {0, 1, 2} and {place for place, _ in model.calls[2]} == {0, 2}
     for prompt, expected in zip(prompts, together, strict=True):
-        (alone,) = search_beams([prompt], params, eos_token_ids=[EOS], max_model_len=9, expand=model)
+        (alone,) = search_beams([prompt], params, eos_token_ids=[[EOS]], max_model_len=9, expand=model)
         assert alone == expected and len(alone) == 2
         assert all(EOS not in sequence.tokens for sequence in alone), "the end is left out of the tokens"
 
@@ -91,7 +91,7 @@ def test_nothing_is_left_when_every_candidate_ends() -> None:
         return [{EOS: Logprob(-0.5, 1, "")} for _ in beams]
 
     params = BeamSearchParams(beam_width=3, max_tokens=8)
-    (found,) = search_beams([[5]], params, eos_token_ids=[EOS], max_model_len=100, expand=expand)
+    (found,) = search_beams([[5]], params, eos_token_ids=[[EOS]], max_model_len=100, expand=expand)
     assert [(s.tokens, s.finish_reason, s.cum_logprob) for s in found] == [([5], "stop", -0.5)]
 
 

@@ -293,7 +293,7 @@ class InputProcessor:
             ]
         count, ends, tokenizer = len(filled_in), self.eos_token_ids, self.tokenizer_of(parsed.adapter)
         if tokenizer is not self.tokenizer:
-            ends = list({*ends, *tokenizer.eos_token_ids})
+            ends = list(dict.fromkeys((*ends, *(end for end in tokenizer.eos_token_ids if 0 <= end < self.vocab_size))))
         requests = [
             EngineRequest(
                 request_id=request_id if count == 1 else f"{request_id}#{index}",

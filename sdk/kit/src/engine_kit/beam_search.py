@@ -126,7 +126,7 @@ def beam_search(
     found = search_beams(
         [request.prompt_token_ids for request in processed],
         params,
-        eos_token_ids=inputs.eos_token_ids,
+        eos_token_ids=[request.requests[0].eos_token_ids for request in processed],
         max_model_len=inputs.max_model_len,
         expand=expand,
     )
@@ -150,6 +150,7 @@ class _Search:
     place: int
     max_tokens: int
     beams: list[BeamSearchSequence]
+    ends: frozenset[int]
     completed: list[BeamSearchSequence] = field(default_factory=list)
 
 
@@ -157,7 +158,7 @@ def search_beams(
     prompts: Sequence[list[int]],
     params: BeamSearchParams,
     *,
-    eos_token_ids: Collection[int],
+    eos_token_ids: Sequence[Collection[int]],
     max_model_len: int,
     expand: Expand,
 ) -> list[list[BeamSearchSequence]]:
@@ -166,14 +167,18 @@ def search_beams(
     Args:
         prompts: ids; each leaves room for a token.
         params: verified.
-        eos_token_ids: that end a sequence, unless `ignore_eos`.
+        eos_token_ids: of each prompt those that end a sequence, unless `ignore_eos`.
         max_model_len: a sequence ends with reason "length" where it is reached.
         expand: asks the engine, for all beams of all prompts at once.
     """
-    ends = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
     searches = [
-        _Search(place, min(params.max_tokens, max_model_len - len(ids)), [BeamSearchSequence(list(ids))])
-        for place, ids in enumerate(prompts)
+        _Search(
+            place,
+            min(params.max_tokens, max_model_len - len(ids)),
+            [BeamSearchSequence(list(ids))],
+            frozenset() if params.ignore_eos else frozenset(ends),
+        )
+        for place, (ids, ends) in enumerate(zip(prompts, eos_token_ids, strict=True))
     ]
     for step in range(max((search.max_tokens for search in searches), default=0)):
         active = [search for search in searches if search.beams and step < search.max_tokens]
@@ -190,7 +195,7 @@ def search_beams(
                         logprobs=[*beam.logprobs, found],
                         cum_logprob=beam.cum_logprob + logprob.logprob,
                     )
-                    if token not in ends:
+                    if token not in search.ends:
                         grown.append(extended)
                         continue
                     extended.finish_reason = "stop"
