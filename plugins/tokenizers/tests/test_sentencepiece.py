@@ -20,6 +20,8 @@ from small_tokenizers import TEMPLATE, train, write_config, write_model, write_t
 from engine.interfaces.tokenizer import TokenizerNeed
 from engine.plugin import Registry, choose, points
 from engine.types.errors import TokenizerError
+from engine.types.request import Adapter
+from engine_kit.adapter_tokenizers import AdapterTokenizers
 from engine_tokenizers.cards import MistralTokenizerCard, SentencePieceCard
 from engine_tokenizers.files import NO_PREFIX, normalizer_of
 from engine_tokenizers.sentencepiece_model import SentencePieceBody
@@ -105,6 +107,28 @@ def test_broken_models(tmp_path: Path) -> None:
             opened(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("beside", "config", "found"),
+    [
+        ({"x": 10**10}, {}, "is 10000000000, not a number"),
+        ({"x": -1}, {}, "is -1, not a number"),
+        ({"x": "a"}, {}, "is 'a', not a number"),
+        ({"": 400}, {}, "a token is empty"),
+        ({}, {"a": "x"}, "is 'a', not a number"),
+        ({}, {"9" * 5000: "x"}, "not a number"),
+        ({}, {"400": {"content": "<mask>", "lstrip": True}}, "'<mask>' sets lstrip"),
+        ({}, {"400": {"content": "<mask>", "single_word": True}}, "'<mask>' sets single_word"),
+    ],
+    ids=["too large", "negative", "a text", "empty", "a text of the config", "long", "lstrip", "single_word"],
+)
+def test_added_tokens_that_are_refused(tmp_path: Path, beside: Any, config: Any, found: str) -> None:
+    write_model(tmp_path)
+    write_config(tmp_path, added_tokens_decoder=config)
+    (tmp_path / "added_tokens.json").write_text(json.dumps(beside))
+    with pytest.raises(TokenizerError, match=found):
+        opened(tmp_path)
+
+
 def test_who_reads_a_folder(tmp_path: Path) -> None:
     """Each file has one reader, and tokenizer.json goes first, unless somebody is named."""
     registry = Registry.discover()
@@ -146,6 +170,47 @@ def test_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("sentencepiece is not" in reason for reason in MistralTokenizerCard.unsupported(_need(tekken)))
     write_model(tekken / "old", "tokenizer.model.v3")
     assert len(MistralTokenizerCard.unsupported(_need(tekken / "old"))) == 2
+
+
+def test_adapters_with_another_model(tmp_path: Path) -> None:
+    """Only the file of sentencepiece differs, or what is added: which is no copy of the model's, nor the same twice."""
+    own, copied, other, more = (tmp_path / name for name in ("own", "copied", "other", "more"))
+    for folder in (own, copied, more):
+        write_model(folder)
+    write_model(other, kind="unigram")
+    (more / "added_tokens.json").write_text('{"<more>": 400}')
+    plan: Any = SimpleNamespace(start=SimpleNamespace(tokenizer_folder=str(own)), model=SimpleNamespace(vocab_size=500))
+    models = opened(own)
+    of_adapters = AdapterTokenizers(SentencePieceCard, opened, models, plan)
+
+    def found(folder: Path) -> SentencePieceBody:
+        adapter = Adapter(name=folder.name, path=str(folder), revision="1")
+        made = of_adapters(adapter)
+        assert isinstance(made, SentencePieceBody) and made is of_adapters(adapter)
+        return made
+
+    assert found(copied) is models
+    assert len({id(made) for made in (models, found(other), found(more))}) == 3
+    assert found(other).vocabulary() != models.vocabulary() and found(more).own("<more>") == [400]
+
+
+def test_files_that_change_while_they_are_read(tmp_path: Path) -> None:
+    write_model(tmp_path / "own")
+    adapter = Adapter(name="a", path=write_model(tmp_path / "a", kind="unigram"), revision="1")
+    plan: Any = SimpleNamespace(
+        start=SimpleNamespace(tokenizer_folder=str(tmp_path / "own")), model=SimpleNamespace(vocab_size=500)
+    )
+
+    def build(folder: str) -> SentencePieceBody:
+        made = opened(folder)
+        (tmp_path / "a" / "added_tokens.json").write_text('{"<more>": 400}')
+        return made
+
+    of_adapters = AdapterTokenizers(SentencePieceCard, build, opened(tmp_path / "own"), plan)
+    with pytest.raises(TokenizerError, match="were changed while they were read"):
+        of_adapters(adapter)
+    made = of_adapters(adapter)
+    assert isinstance(made, SentencePieceBody) and made.own("<more>") == [400]
 
 
 def _need(folder: Path) -> TokenizerNeed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from engine.types.errors import TokenizerError
+from engine.types.errors import TokenizerError, shown
 from engine_reference.tokenizer_hf.files import token_text
 from engine_reference.tokenizer_hf.pieces import PieceRules
 from engine_reference.tokenizer_hf.template import ChatTemplates
@@ -17,6 +17,10 @@ from engine_tokenizers.files import MODEL, NO_PREFIX, Normalizer, normalizer_of
 from engine_tokenizers.table import TableTokenizer, Vocabulary, longest_of
 
 _BLANK = "\u2581"
+_MOST_IDS = 1 << 21
+"""Eight times the largest vocabulary there is: more are a mistake, and would take the memory."""
+_BESIDE = ("lstrip", "rstrip", "single_word")
+"""What a token may say of the text around it."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -121,13 +125,30 @@ def _id(own: Callable[[], int], named: dict[str, str], special: dict[str, int], 
 
 
 def _added(folder: Path, config: dict[str, Any]) -> list[tuple[str, int, bool]]:
-    """(token, id, whether texts leave it out) of those that stand beside the model."""
+    """(token, id, whether texts leave it out) of those that stand beside the model. Raises TokenizerError."""
     listed = config.get("added_tokens_decoder")
     found: dict[int, tuple[str, bool]] = {}
     for token, entry in (listed if isinstance(listed, dict) else {}).items():
-        content = token_text(entry)
-        if content is not None:
-            found[int(token)] = content, isinstance(entry, dict) and bool(entry.get("special"))
+        content, said = token_text(entry), entry if isinstance(entry, dict) else {}
+        if content is None:
+            continue
+        if beside := [name for name in _BESIDE if said.get(name)]:
+            raise TokenizerError(
+                f"load the tokenizer of '{folder}'",
+                f"its token {shown(content)} sets {beside[0]}, which this driver does not follow",
+                "save it with a tokenizer.json beside (transformers' fast tokenizer does), which driver 'hf' reads",
+            )
+        number = int(token) if token.isdecimal() and len(token) < 20 else token
+        found[_id_of(folder, number)] = content, bool(said.get("special"))
     for content, token in read_json(folder / "added_tokens.json").items():
-        found.setdefault(int(token), (content, False))
+        if not content:
+            raise TokenizerError(f"read '{folder / 'added_tokens.json'}'", "a token is empty", "take it out")
+        found.setdefault(_id_of(folder, token), (content, False))
     return [(content, token, is_hidden) for token, (content, is_hidden) in sorted(found.items())]
+
+
+def _id_of(folder: Path, token: Any) -> int:
+    if type(token) is not int or not 0 <= token < _MOST_IDS:
+        found = f"the id of an added token is {shown(token)}, not a number from 0 to {_MOST_IDS - 1}"
+        raise TokenizerError(f"load the tokenizer of '{folder}'", found, "correct its files, or download them again")
+    return token
