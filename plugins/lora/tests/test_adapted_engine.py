@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_adapters import SHAPES, TOKENIZER, products, write_adapter, write_model
+from safetensors.torch import load_file, save_file
+from small_adapters import (
+    EMBEDDING,
+    HIDDEN,
+    SHAPES,
+    TOKENIZER,
+    VOCAB,
+    products,
+    write_adapter,
+    write_model,
+    write_pairs,
+)
 
 from engine import LLM, SamplingParams
 from engine.types.errors import ConfigError, InvalidRequestError, OptionsError
@@ -134,6 +145,21 @@ def test_what_cannot_be_loaded_is_refused_and_others_go_on(adapters: Adapters, l
     with pytest.raises(InvalidRequestError, match="256 is the most that can be; merge it"):
         tokens_of(llm, [most])
     assert list(outputs[1].outputs[0].token_ids) == adapters.expected[1][1]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e30], ids=str)
+def test_numbers_that_are_none_are_refused(number: float, tmp_path: Path) -> None:
+    """Also those that are infinite in the engine's dtype alone: with zeros they would be NaN for other requests."""
+    path = tmp_path / "a"
+    write_pairs(path, 1, {EMBEDDING: (HIDDEN, VOCAB)})
+    file = path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors[f"base_model.model.{EMBEDDING}.lora_embedding_A"][1, 3] = number
+    save_file(tensors, file)
+    settings = {**ADAPTED, "dtype": "float16"}
+    found = "embed_tokens: some of its numbers are infinite or NaN"
+    with LLM(model=write_model(tmp_path / "base"), **settings) as llm, pytest.raises(InvalidRequestError, match=found):
+        tokens_of(llm, [LoRARequest("a", 0, path)])
 
 
 def test_an_engine_without_adapters_says_how_to_have_some(adapters: Adapters) -> None:

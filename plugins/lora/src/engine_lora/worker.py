@@ -290,6 +290,12 @@ class Worker(AdapterWorker):
         if folder.revision != revision:
             raise refusal(path, "its files have changed since it was named", "name it again")
         found = read_weights(folder, self._model, self._max_rank)
+        for parts, pairs in zip(self._model.layers, found.layers, strict=True):
+            for part, pair in zip(parts, pairs, strict=True):
+                if pair is not None and not all(matrix.to(self._dtype).isfinite().all() for matrix in pair):
+                    # Matrices of several adapters are multiplied at once by zeros, which would make NaN of these.
+                    problem = f"{part.name}: some of its numbers are infinite or NaN in {self._dtype}"
+                    raise refusal(path, problem, "train it again, or start the engine with a wider dtype")
         packed = [
             site.pack(pairs) if any(pair is not None for pair in pairs) else None
             for site, pairs in zip(self._sites, found.layers, strict=True)
