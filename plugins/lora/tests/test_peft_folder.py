@@ -28,6 +28,9 @@ from engine_lora.peft_folder import read_folder
         ({"kasa_config": {"beta": 1}}, "'kasa_config', which is not known here"),
         ({"rank_pattern": {"(": 4}}, "no pattern of names"),
         ({"rank_pattern": {"([a-z0-9._]+)+!": 4}}, "no pattern of names"),
+        ({"rank_pattern": {"(" + "a" * 900 + "!": 4}}, "no pattern of names"),
+        ({"rank_pattern": {"(a|b|)": 4}}, "no pattern of names"),
+        ({"rank_pattern": {".*.*.*.*X": 4}}, "more than 3 places"),
         ({"rank_pattern": {"a{99999999999}": 4}}, "no pattern of names"),
         ({"lora_alpha": 10**400}, "an alpha is"),
         ({"rank_pattern": {"q_proj": 0}}, "a rank is 0"),
@@ -67,7 +70,7 @@ def test_folders_that_are_no_adapter(tmp_path: Path, files: dict[str, str], foun
 
 def test_scales_are_those_of_peft(tmp_path: Path) -> None:
     """By the first pattern that is the end of a layer's name; by the root of the rank with rsLoRA."""
-    patterns = {"rank_pattern": {"q_proj": 2, "mlp.up_proj": 16}, "alpha_pattern": {"layers.1.*.q_proj": 6}}
+    patterns = {"rank_pattern": {"(q_proj|of_none)": 2, "mlp.up_proj": 16}, "alpha_pattern": {"layers.1.*.q_proj": 6}}
     plain = read_folder(write_adapter(tmp_path / "plain", 0, rank=4, **patterns)).config
     names = [
         "model.layers.0.self_attn.q_proj",
@@ -79,6 +82,23 @@ def test_scales_are_those_of_peft(tmp_path: Path) -> None:
     assert [plain.scale_of(name) for name in names] == [4.0, 3.0, 0.5, 2.0] and plain.most == 16
     rooted = read_folder(write_adapter(tmp_path / "rooted", 0, rank=4, use_rslora=True)).config
     assert rooted.scale_of("any") == 8 / 4**0.5
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json", "added_tokens.json", "tekken.json", "tokenizer.model.v3", "own.model.v7",
+        "additional_chat_templates/tools.jinja", "chat_templates/tools.jinja",
+    ],
+)  # fmt: skip
+def test_another_revision_where_its_tokenizer_changes(tmp_path: Path, name: str) -> None:
+    path = write_adapter(tmp_path / "a", 1)
+    revisions = {read_folder(path).revision}
+    for content in ("1", "2"):
+        (tmp_path / "a" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "a" / name).write_text(content)
+        revisions.add(read_folder(path).revision)
+    assert len(revisions) == 3
 
 
 def test_another_revision_where_anything_changes(tmp_path: Path) -> None:

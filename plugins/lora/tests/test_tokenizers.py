@@ -43,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_adapter(folder / "plain", 1)
     write_tokenizer(write_adapter(folder / "own", 1), eos="A")
     write_tokenizer(write_adapter(folder / "more", 1), more=3)
+    write_tokenizer(write_adapter(folder / "beyond", 1))
     copied = Path(write_adapter(folder / "copied", 1))
     for file in Path(TOKENIZER).iterdir():
         (copied / file.name).write_bytes(file.read_bytes())
@@ -94,7 +95,29 @@ def test_its_end_of_sequence_ends_it_too(llm: LLM, folder: Path) -> None:
     given: dict[str, Any] = {"prompt": "x", "adapter": request(folder, "own")}
     ends = inputs.process("r", given, SamplingParams(max_tokens=4)).requests[0].eos_token_ids
     plain = inputs.process("s", "x", SamplingParams(max_tokens=4)).requests[0].eos_token_ids
-    assert set(ends) == {*plain, *inputs.tokenize("A", False, request(folder, "own"))} != set(plain)
+    assert ends == [*plain, *inputs.tokenize("A", False, request(folder, "own"))] != plain
+    given["adapter"] = request(folder, "beyond")
+    (beyond,) = inputs.tokenizer_of(given["adapter"]).eos_token_ids
+    ends = inputs.process("t", given, SamplingParams(max_tokens=4)).requests[0].eos_token_ids
+    assert beyond >= VOCAB and ends == plain, "what the model cannot draw is none"
+
+
+def test_a_token_that_ends_its_sequences(llm: LLM, folder: Path) -> None:
+    """The first that it draws is called its end of sequence: of one prompt beside others, and of beams."""
+    own, given = request(folder, "own"), {"prompt_token_ids": [5, 9, 17]}
+    params = SamplingParams(max_tokens=3, temperature=0.0)
+    (plain,) = llm.generate(given, params, lora_request=own, use_tqdm=False)
+    drawn = plain.outputs[0].token_ids[0]
+    names = json.loads((folder / "own" / "tokenizer.json").read_text())["model"]["vocab"]
+    write_tokenizer(write_adapter(folder / "ends", 1), eos=next(name for name, i in names.items() if i == drawn))
+    each = [own, request(folder, "ends")]
+    other, ended = llm.generate([given] * 2, params, lora_request=each, use_tqdm=False)
+    assert ended.outputs[0].finish_reason == "stop" and len(ended.outputs[0].token_ids) == 1
+    assert other.outputs[0].finish_reason == "length"
+    beams = BeamSearchParams(beam_width=2, max_tokens=1)
+    other_beams, ended_beams = llm.beam_search([given] * 2, beams, lora_request=each)
+    assert [beam.finish_reason for beam in ended_beams.sequences] == ["stop", "length"]
+    assert [beam.finish_reason for beam in other_beams.sequences] == ["length", "length"]
 
 
 def test_copies_of_the_models_are_not_read_again(llm: LLM, folder: Path) -> None:
@@ -106,7 +129,7 @@ def test_copies_of_the_models_are_not_read_again(llm: LLM, folder: Path) -> None
 
 
 def test_tokens_that_the_model_has_no_place_for(llm: LLM, folder: Path) -> None:
-    found = f"its ids go to 260, and the model's vocabulary ends at {VOCAB - 1}"
+    found = "its ids go to 260, and those of the model and its tokenizer to 257"
     with pytest.raises(InvalidRequestError, match=found):
         llm.generate("AB", PARAMS, lora_request=request(folder, "more"), use_tqdm=False)
 

@@ -14,17 +14,16 @@ from hashlib import file_digest
 from typing import Any, NamedTuple
 
 from engine.types.errors import InvalidRequestError, shown
+from engine_kit.tokenizer_files import tokenizer_hash
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-_READ_TOO = ("tokenizer", "special_tokens_map.json", "chat_template.")
-"""How the files of a tokenizer begin, which others read."""
 PREFIX = "base_model.model."
 """Before the names of a model's modules in the files of PEFT."""
-_PATTERN = re.compile(r"\^?(?:[\w-]|\\[.d]\+?|\.[*+]?|\||\((?:[\w-]+\|?)+\)|\[[\w-]+\])*\$?")
+_PATTERN = re.compile(r"\^?(?:[\w-]|\\[.d]\+?|\.[*+]?|\||\([\w-]+(?:\|[\w-]+)*\)|\[[\w-]+\])*\$?")
 """Patterns of names that are tried: names, digits, anything, choices; nothing that would be repeated within what is
 repeated, for which a regular expression can take for ever."""
-MOST_PATTERN = 1000
-"""Characters."""
+MOST_PATTERN, MOST_REPEATED = 1000, 3
+"""Characters of one, and places in it where any number may stand: each multiplies the time that it takes."""
 
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA scales the rows of the whole weight, which is no product to be added",
@@ -183,6 +182,9 @@ def _check_numbers(path: str, read: AdapterConfig) -> None:
             if len(pattern) > MOST_PATTERN or _PATTERN.fullmatch(pattern) is None:
                 found = f"{name}: {shown(pattern)} is no pattern of names that is known here"
                 raise refusal(path, found, "write names of modules, with .* or \\d+ where any may stand")
+            if len(re.findall(r"[*+]", pattern)) > MOST_REPEATED:
+                found = f"{name}: {shown(pattern)} has more than {MOST_REPEATED} places where any may stand"
+                raise refusal(path, found, "write several patterns")
     for rank in (read.rank, *read.ranks.values()):
         if type(rank) is not int or rank < 1:
             raise refusal(path, f"a rank is {shown(rank)}, not a number from 1")
@@ -196,10 +198,7 @@ def _revision(path: str, config: bytes, weights: str) -> str:
         with open(weights, "rb") as file:
             found = file_digest(file, "sha256")
         found.update(config)
-        more = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name.startswith(_READ_TOO)]
-        for name in filter(os.path.isfile, more):
-            with open(name, "rb") as file:
-                found.update(file_digest(file, "sha256").digest())
+        found.update(tokenizer_hash(path).encode())  # which others read
     except OSError as error:
         raise refusal(path, f"{error.filename}: {error.strerror}", "see that the engine may read it") from error
     return found.hexdigest()[:16]

@@ -16,9 +16,9 @@ from engine.plugin.loading import brought
 from engine.types.embeds import PromptEmbeds
 from engine.types.errors import ConfigError, InvalidRequestError, rebuild_error
 from engine.types.request import Adapter
-from engine_kit.adapter_tokenizers import TEMPLATES
 from engine_kit.async_llm import AsyncLLM
 from engine_kit.prompt_adapters import read_prompt_adapter
+from engine_kit.tokenizer_files import TEMPLATES
 from engine_server.config import ServerConfig
 from engine_server.errors import APIError, invalid
 

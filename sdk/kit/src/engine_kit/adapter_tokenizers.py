@@ -9,29 +9,20 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from hashlib import sha256
-from pathlib import Path
 
 from engine.embedding import Launch
 from engine.interfaces.tokenizer import Tokenizer, TokenizerCard, TokenizerNeed
-from engine.types.errors import InvalidRequestError, shown
+from engine.types.errors import InvalidRequestError, TokenizerError, shown
 from engine.types.request import Adapter
+from engine_kit.tokenizer_files import tokenizer_hash
 
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-"""What says how a text becomes tokens and a conversation a text."""
-TEMPLATES = ("additional_chat_templates", "chat_templates")
 MOST = 64
 """Different ones at work; of more, those that were used longest ago are read again."""
 
 
 class AdapterTokenizers:
-    """By adapter its tokenizer. Safe to call from several threads.
+    """By adapter its tokenizer. Safe to call from several threads: one reads files at a time, and those whose tokenizer
+    is there do not wait for it.
 
     Args:
         card: of the model's tokenizer. build: makes a body of it for a folder.
@@ -47,6 +38,7 @@ class AdapterTokenizers:
         self._own = own
         self._folder = plan.start.tokenizer_folder
         self._vocab_size = plan.model.vocab_size
+        self._reading = threading.Lock()
         self._lock = threading.Lock()
         self._of_adapter: OrderedDict[str, str] = OrderedDict()
         self._made: OrderedDict[str, Tokenizer] = OrderedDict()
@@ -56,45 +48,57 @@ class AdapterTokenizers:
 
         Raises InvalidRequestError where it gives ids that the model has no place for, TokenizerError for broken files.
         """
-        with self._lock:
-            content = self._of_adapter.get(adapter.identity)
-            if content is None:
-                content = self._content(adapter.path)
+        if (made := self._there(adapter)) is not None:
+            return made
+        with self._reading:
+            if (made := self._there(adapter)) is not None:
+                return made
+            content = self._content(adapter.path)
+            made = self._own
+            if content and (made := self._made.get(content)) is None:
+                made = self._checked(adapter)
+                if self._content(adapter.path) != content:
+                    found = "its files were changed while they were read"
+                    raise TokenizerError(f"read the tokenizer of adapter {adapter.name!r}", found, "name it again")
+            with self._lock:
                 self._of_adapter[adapter.identity] = content
                 if len(self._of_adapter) > 64 * MOST:
                     self._of_adapter.popitem(last=False)
-            if not content:
-                return self._own
-            if (made := self._made.get(content)) is None:
-                made = self._made[content] = self._checked(adapter)
-                if len(self._made) > MOST:
-                    self._made.popitem(last=False)
-            self._made.move_to_end(content)
+                if content:
+                    self._made[content] = made
+                    self._made.move_to_end(content)
+                    if len(self._made) > MOST:
+                        self._made.popitem(last=False)
             return made
+
+    def _there(self, adapter: Adapter) -> Tokenizer | None:
+        """The one that has been read, as the last that was used."""
+        with self._lock:
+            content = self._of_adapter.get(adapter.identity)
+            if content is None:
+                return None
+            self._of_adapter.move_to_end(adapter.identity)
+            if content in self._made:
+                self._made.move_to_end(content)
+            return self._made.get(content) if content else self._own
 
     def _content(self, folder: str) -> str:
         """A hash of its files; "" where it has none, or the model's."""
         if self._card.unsupported(TokenizerNeed(folder=folder)):
             return ""
-        found = _hash(folder)
-        return "" if found == _hash(self._folder) else found
+        try:
+            found = tokenizer_hash(folder)
+            return "" if found == tokenizer_hash(self._folder) else found
+        except OSError as error:
+            found = f"{error.filename}: {error.strerror}"
+            raise TokenizerError(f"read the tokenizer in {shown(folder, 300)}", found, "make it readable") from error
 
     def _checked(self, adapter: Adapter) -> Tokenizer:
-        made = self._build(adapter.path)
-        if made.vocab_size > max(self._vocab_size, self._own.vocab_size):
+        made, most = self._build(adapter.path), max(self._vocab_size, self._own.vocab_size)
+        if made.vocab_size > most:
             raise InvalidRequestError(
                 f"use the tokenizer of adapter {adapter.name!r}, {shown(adapter.path, 300)}",
-                f"its ids go to {made.vocab_size - 1}, and the model's vocabulary ends at {self._vocab_size - 1}",
+                f"its ids go to {made.vocab_size - 1}, and those of the model and its tokenizer to {most - 1}",
                 "train it without tokens beyond the vocabulary, or take the tokenizer's files out of its folder",
             )
         return made
-
-
-def _hash(folder: str) -> str:
-    """Of the files of a tokenizer, and of their names."""
-    found = sha256()
-    more = [path for name in TEMPLATES for path in sorted(Path(folder, name).glob("*.jinja"))]
-    for path in (*(Path(folder, name) for name in FILES), *more):
-        if path.is_file():
-            found.update(path.name.encode() + b"\0" + sha256(path.read_bytes()).digest())
-    return found.hexdigest()

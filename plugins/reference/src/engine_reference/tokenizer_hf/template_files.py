@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.types.errors import TokenizerError
-
-FOLDERS = ("additional_chat_templates", "chat_templates")
+from engine_kit.tokenizer_files import TEMPLATES
 
 
 def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -26,7 +25,7 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     default = folder / "chat_template.jinja"
     if default.is_file():
         templates["default"] = _read(default)
-    for name in FOLDERS:
+    for name in TEMPLATES:
         for path in sorted((folder / name).glob("*.jinja")):
             templates.setdefault(path.stem, _read(path))
     if templates:
