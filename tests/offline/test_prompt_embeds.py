@@ -74,6 +74,7 @@ def expected(llm: LLM) -> list[list[list[int]]]:
         {"pipeline_parallel_size": 2},
         pytest.param({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
         pytest.param({"data_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param({"context_parallel_size": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -294,11 +294,26 @@ def test_the_caches_element_type(folder: Path) -> None:
     narrow = launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="bfloat16")).start.worker
     assert (plain.kv_cache_dtype, narrow.kv_cache_dtype, narrow.dtype) == ("float32", "bfloat16", "float32")
     assert plain.layout.page_bytes == 2 * narrow.layout.page_bytes
-    for name in ("fp8", "fp8_e4m3"):
+    size = plain.layout.groups[0].head_size
+    for name, kept in (("fp8", "float8_e4m3fn"), ("fp8_e4m3", "float8_e4m3fn"), ("int8", "int8")):
         eight = launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype=name)).start.worker
-        assert (eight.kv_cache_dtype, plain.layout.page_bytes) == ("float8_e4m3fn", 4 * eight.layout.page_bytes)
+        assert eight.kv_cache_dtype == kept  # with a scale of two bytes for each of a head's vectors
+        assert eight.layout.page_bytes * size * 4 == plain.layout.page_bytes * (size + 2)
     with pytest.raises(PluginError, match="a cache of float64 under queries of float32 saves no memory"):
         launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="float64"))
+
+
+def test_a_type_of_what_is_not_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no layer keeps keys and values."""
+    plain = Llama.describe
+
+    def encoder(config: dict[str, Any]) -> ModelDescription:
+        spec = KVSpec(kind="encoder", num_kv_heads=2, head_size=16)
+        return msgspec.structs.replace(plain(config), kv_specs=(spec,) * plain(config).num_layers)
+
+    monkeypatch.setattr(Llama, "describe", encoder)
+    with pytest.raises(ConfigError, match="kv_cache_dtype=int8.*no layer keeps keys and values.*leave it out"):
+        launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="int8"))
 
 
 def test_tokens_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +342,7 @@ class OwnWorker(PlatformCard):
 
 class JaxLlama(Llama):
     framework = "jax"
+    priority = 1000
 
 
 def test_a_platform_whose_worker_brings_its_own_drivers(folder: Path) -> None:

@@ -5,7 +5,7 @@ All compute the same in turn (A B C A B C); torch's scaled_dot_product_attention
 the heads of a group folded into the query length where that is faster (decodes). Printed are the medians of five turns:
 gigabytes of keys and values a second beside what a plain sum reads, and for prefills floating point operations a second
 (those above the diagonal are not counted) beside what torch's matrix product reaches. With one thread processor time
-counts, so that other work on the machine does not; with several, time on the clock.
+counts, so that other work on the machine does not; with several, time on the clock. `--kv` compares caches.
 """
 
 from __future__ import annotations
@@ -32,34 +32,36 @@ KV_HEADS, SIZE, BLOCK = 8, 128, 16
 CACHED = 160 << 20
 """Bytes of keys and values that decode steps go through."""
 TURNS = 5
+DECODES = ((1, 4096), (16, 4096), (16, 256), (64, 1024))
 
 
 class Subject:
     """A driver with caches of several layers, filled.
 
     Args:
-        name: the driver's. level: its option, where it has one.
+        name: the driver's. level: its option, where it has one. kv_dtype: of its cache.
         lengths: keys of each row. counts: its queries in this step, its last tokens.
     """
 
     def __init__(
-        self, registry: Registry, name: str, level: str, dtype: torch.dtype, lengths: list[int], counts: list[int],
-        group_size: int, layers: int, keys: torch.Tensor,
+        self, registry: Registry, name: str, level: str, dtype: torch.dtype, kv_dtype: str, lengths: list[int],
+        counts: list[int], group_size: int, layers: int, keys: torch.Tensor,
     ) -> None:  # fmt: skip
         candidate = registry.find("attention", name)
-        card = registry.card(candidate)
+        card: Any = registry.card(candidate)
         options = card.Options(level=level) if card.Options is not None else None
         self.body: Any = load_body(card, candidate=candidate)(SimpleNamespace(options=options))
         blocks = [-(-n // BLOCK) for n in lengths]
-        layer_bytes = 2 * KV_HEADS * BLOCK * SIZE * dtype.itemsize
+        need = AttentionNeed(
+            kind="full", head_size=SIZE, num_q_heads=KV_HEADS * group_size, num_kv_heads=KV_HEADS,
+            dtype=str(dtype).removeprefix("torch."), kv_dtype=kv_dtype, device="cpu", block_size=BLOCK,
+        )  # fmt: skip
+        token_bytes = 2 * KV_HEADS * (SIZE * getattr(torch, kv_dtype).itemsize + card.scale_bytes(need))
+        layer_bytes = BLOCK * token_bytes
+        self.bytes = sum(lengths) * layers * token_bytes
         group = KVGroup(
             index=0, kind="full", sites=tuple(range(layers)), num_kv_heads=KV_HEADS, head_size=SIZE,
             sliding_window=None, tokens_per_block=BLOCK, layer_bytes=layer_bytes,
-        )  # fmt: skip
-        text = str(dtype).removeprefix("torch.")
-        need = AttentionNeed(
-            kind="full", head_size=SIZE, num_q_heads=KV_HEADS * group_size, num_kv_heads=KV_HEADS, dtype=text,
-            kv_dtype=text, device="cpu", block_size=BLOCK,
         )  # fmt: skip
         self.layers = [AttentionLayer(index=i, group=group, need=need, scale=SIZE**-0.5) for i in range(layers)]
         pool = torch.zeros(sum(blocks) + 1, layers * layer_bytes, dtype=torch.uint8)
@@ -140,13 +142,17 @@ def main() -> int:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--group", type=int, default=2, help="query heads of a KV head")
     parser.add_argument("--only", action="store_true", help="the driver `cpu` alone")
+    parser.add_argument(
+        "--kv", action="store_true", help="the driver `cpu` alone, with caches of 8 bits beside --dtype's"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     dtype: torch.dtype = getattr(torch, asked.dtype)
     registry = Registry.discover()
-    names = ["cpu"] if asked.only else ["cpu", "torch"]
+    names = ["cpu"] if asked.only or asked.kv else ["cpu", "torch"]
+    caches = [asked.dtype, *(["int8", "float8_e4m3fn"] if asked.kv else [])]
     cases = [
-        *((f"decode, {rows} x {length:,}", [length] * rows, 1) for rows, length in ((1, 4096), (16, 4096), (16, 256))),
+        *((f"decode, {rows} x {length:,}", [length] * rows, 1) for rows, length in DECODES),
         ("1 + 4 drafts, 4 x 4,096", [4096] * 4, 5),
         ("prefill, 1 x 1,024", [1024], 1024),
         ("prefill, 8 x 1,024", [1024] * 8, 1024),
@@ -160,12 +166,15 @@ def main() -> int:
         q = torch.randn(rows * count, KV_HEADS * asked.group, SIZE).to(dtype)
         out = torch.empty_like(q)
         runs: dict[str, Callable[[], None]] = {}
+        read: dict[str, float] = {}
         for name in names:
-            subject = Subject(
-                registry, name, asked.level, dtype, lengths, [count] * rows, asked.group, layers, keys
-            )  # fmt: skip
-            runs[name] = partial(subject, q, out)
-        if not asked.only and (prefill or count == 1):
+            for kv_dtype in caches:
+                subject = Subject(
+                    registry, name, asked.level, dtype, kv_dtype, lengths, [count] * rows, asked.group, layers, keys
+                )  # fmt: skip
+                named = f"{name}, {kv_dtype}" if asked.kv else name
+                runs[named], read[named] = partial(subject, q, out), subject.bytes / 1e9
+        if len(names) > 1 and (prefill or count == 1):
             runs["sdpa"] = dense(q, keys, rows, layers, prefill)
         if prefill:
             limit, unit = matrix_peak(dtype), "GFLOP/s"
@@ -174,7 +183,12 @@ def main() -> int:
         else:
             limit, unit, work = read_bandwidth(), "GB/s", layers * bytes_a_layer / 1e9
         found = in_turn(runs)
-        parts = "   ".join(f"{name} {work / seconds:6.1f}" for name, seconds in found.items())
+        parts = "   ".join(
+            f"{name} {(work if prefill else read.get(name, work)) / seconds:6.1f}" for name, seconds in found.items()
+        )
+        if asked.kv:
+            first, *others = found.values()
+            parts += "   (" + ", ".join(f"{first / seconds:.2f}" for seconds in others) + " times as fast)"
         print(f"{title:26} {parts}   {unit}, of {limit:.0f}", flush=True)
     return 0
 

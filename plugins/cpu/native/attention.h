@@ -19,11 +19,19 @@ namespace engine_cpu {
 // with PAIR 2 in bfloat16, whose dot products take two elements at once, and 1 in float32. One register thus holds the
 // same elements of 16 keys, and the scores of 16 keys need no sum across lanes; and prefills multiply with the pages as
 // they lie, without packing them first.
+//
+// In 8 bits (int8, float8) PAIR is 2, and in front of a head's keys stand bfloat16 scales: of the keys of `block` tokens,
+// then of their values. A code times its scale is what was stored; the largest of a token's head has the largest code.
+// Whatever lies in memory, a code is a finite number.
 struct PagedCache {
     DType dtype;
     void* base;
     std::size_t page_stride;  // bytes
     std::size_t heads, size, block;
+
+    bool coded() const { return dtype == DType::int8 || dtype == DType::float8; }
+    std::size_t scale_bytes() const { return coded() ? block * 2 * 2 : 0; }  // of a head
+    std::size_t head_bytes() const { return scale_bytes() + block * 2 * size * size_of(dtype); }
 };
 
 // Stores k and v [tokens, heads, size] at slots [tokens]: page * block + offset. Strides count elements.

@@ -125,6 +125,7 @@ std::size_t size_of(DType dtype) {
             return 2;
         case DType::int8:
         case DType::uint8:
+        case DType::float8:
             return 1;
     }
     throw std::invalid_argument("no such dtype");

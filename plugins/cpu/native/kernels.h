@@ -11,7 +11,7 @@
 
 namespace engine_cpu {
 
-enum class DType : int { float64, float32, bfloat16, float16, int64, int32, int8, uint8 };
+enum class DType : int { float64, float32, bfloat16, float16, int64, int32, int8, uint8, float8 };  // float8: e4m3fn
 
 std::size_t size_of(DType dtype);
 

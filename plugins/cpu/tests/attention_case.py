@@ -12,6 +12,7 @@ import torch
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed
 from engine.types.kv import KVGroup
+from engine_reference.attention_torch.attention import coded
 
 
 @dataclass(frozen=True)
@@ -49,19 +50,29 @@ def make_driver(level: str) -> Any:
 
 @dataclass
 class Row:
-    """One row's keys and values, float64 [S, heads, size], and its queries' places among them."""
+    """One row's keys and values, [S, heads, size] as they are written, its queries, and these's places among them.
+
+    Args:
+        codes: of a cache of 8 bits; what attention computes with is then what the reference driver's codes stand for.
+    """
 
     index: list[int]
     k: torch.Tensor
     v: torch.Tensor
     q: torch.Tensor
+    codes: torch.dtype | None = None
 
     @classmethod
     def random(cls, form: Form, index: list[int], seed: int) -> Row:
         generator = torch.Generator().manual_seed(seed)
+        codes = form.stored if form.stored.itemsize == 1 else None
 
         def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.randn(*shape, dtype=torch.float64, generator=generator).to(form.dtype).to(dtype)
+            drawn = torch.randn(*shape, dtype=torch.float64, generator=generator)
+            if codes is not None and dtype == codes:  # of very different sizes
+                drawn *= 2 ** torch.randint(-4, 2, (*shape[:2], 1), generator=generator)
+                dtype = form.dtype
+            return drawn.to(form.dtype).to(dtype)
 
         kv = (max(index) + 1, form.heads, form.size)
         return cls(
@@ -69,7 +80,15 @@ class Row:
             normal(*kv, dtype=form.stored),
             normal(*kv, dtype=form.stored),
             normal(len(index), form.heads * form.group, form.size, dtype=form.dtype),
+            codes,
         )
+
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys or values as the cache holds them, in float64."""
+        if self.codes is None:
+            return x.double()
+        codes, scales = coded(x, self.codes)
+        return codes.double() * scales.double().unsqueeze(-1)
 
     def seen(self, window: int | None) -> np.ndarray:
         """bool [queries, keys]."""
@@ -79,7 +98,7 @@ class Row:
 
     def expected(self, layer: AttentionLayer, whole: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """out [n, Hq, D], lse [n, Hq] in float64; `whole`: every query sees every key."""
-        q, k, v = self.q.double(), self.k.double(), self.v.double()
+        q, k, v = self.q.double(), self.kept(self.k), self.kept(self.v)
         q = q.unflatten(1, (layer.need.num_kv_heads, -1))  # [n, heads, group, size]
         scores = torch.einsum("nhgd,shd->nhgs", q, k).flatten(1, 2) * layer.scale
         if layer.need.soft_cap is not None:
@@ -116,7 +135,8 @@ class Case:
 
     def __post_init__(self) -> None:
         form, generator = self.form, np.random.default_rng(self.seed)
-        layer_bytes = 2 * form.heads * form.block * form.size * form.stored.itemsize
+        scale = 2 if form.stored.itemsize == 1 else 0
+        layer_bytes = 2 * form.heads * form.block * (form.size * form.stored.itemsize + scale)
         self.group = KVGroup(
             index=0, kind="full" if form.window is None else "sliding", sites=(0, 1), num_kv_heads=form.heads,
             head_size=form.size, sliding_window=form.window, tokens_per_block=form.block, layer_bytes=layer_bytes,
@@ -134,8 +154,7 @@ class Case:
             alibi_slopes=2.0 ** -torch.linspace(1, 8, heads) if form.alibi else None,
         )  # fmt: skip
         blocks = [-(-len(row.k) // form.block) for row in self.rows]
-        self.pool = torch.zeros(sum(blocks) + 2, 2 * layer_bytes, dtype=torch.uint8)
-        self.pool.view(form.stored)[:] = torch.nan
+        self.pool = torch.full((sum(blocks) + 2, 2 * layer_bytes), 255, dtype=torch.uint8)  # NaN of any float
         free = (generator.permutation(sum(blocks) + 1) + 1).tolist()
         poison = free.pop()
         padded = len(self.rows) + self.padding_rows

@@ -23,7 +23,11 @@ from attention_case import Case, Form, Row, make_driver
 from engine_cpu.attention_cpu.card import CpuAttention, CpuAttentionOptions
 
 LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
-DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.bfloat16)]
+DTYPES = [
+    (torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.int8), (torch.float32, torch.float8_e4m3fn),
+]  # fmt: skip
+OTHERS = [(torch.float32, torch.int8), (torch.bfloat16, torch.float8_e4m3fn)]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 """Weights are rounded to bfloat16 with the rest."""
 
@@ -81,7 +85,7 @@ def batches(draw: st.DrawFn) -> list[list[int]]:
     return rows
 
 
-@given(forms, batches(), st.sampled_from(DTYPES), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1000))
+@given(forms, batches(), st.sampled_from(DTYPES + OTHERS), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_ragged_batches(
     body: Any, form: Form, indices: list[list[int]], dtypes: tuple, rows: int, tokens: int, seed: int
@@ -140,13 +144,14 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, kv_dtype: torch
         start = stop
 
 
-def test_prompts_may_be_cut_anywhere() -> None:
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8, torch.float8_e4m3fn])
+def test_prompts_may_be_cut_anywhere(kv_dtype: torch.dtype | None) -> None:
     """The same bits for a prompt's queries in one step or in several, as long as a step has many."""
-    form, body = Form(heads=1, group=4, size=32, dtype=torch.bfloat16), driver("auto")
+    form, body = Form(heads=1, group=4, size=32, dtype=torch.bfloat16, kv_dtype=kv_dtype), driver("auto")
     row = Row.random(form, list(range(400)), 0)
     whole, _ = Case(form, [row]).run(body)
     for start, stop in pairwise((0, 50, 213, 400)):
-        part = Row(row.index[start:stop], row.k[:stop], row.v[:stop], row.q[start:stop])
+        part = replace(row, index=row.index[start:stop], k=row.k[:stop], v=row.v[:stop], q=row.q[start:stop])
         assert torch.equal(Case(form, [part]).run(body)[0], whole[start:stop])
 
 
@@ -222,9 +227,50 @@ def test_views_of_one_projection(body: Any) -> None:
     assert torch.equal(out, expected[0]) and torch.equal(lse.float(), expected[1])
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_decoding_in_registers_or_in_memory(body: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Few rows of queries decode 8 bits where they multiply, many once for all: with the same bits."""
+    form = Form(heads=2, group=2, size=72, block=24, dtype=dtype, kv_dtype=kv_dtype)
+    row = Row.random(form, list(range(90, 130)), 3)
+    whole, sums = Case(form, [row]).run(body)
+    for count in (1, 3, 8):  # up to 16 rows of queries are few
+        part = replace(row, index=row.index[-count:], q=row.q[-count:])
+        out, lse = Case(form, [part]).run(body)
+        assert torch.equal(out, whole[-count:]) and torch.equal(lse, sums[-count:])
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_codes_are_the_references(body: Any, kv_dtype: torch.dtype) -> None:
+    """Bit for bit: of numbers halfway between two codes, of none but zeros, tiny ones, huge ones and none at all."""
+    form = Form(heads=2, size=50, block=6, kv_dtype=kv_dtype)
+    row = Row.random(form, list(range(40)), 0)
+    for x, sign in ((row.k, 1), (row.v, -1)):
+        x[0] = 0
+        x[1] *= 1e-39
+        x[2] *= 1e-37
+        x[3] *= 1e37
+        x[4, :, :3] = torch.tensor([448.0, 1.0625, 0.5]) * sign
+        x[5] = (torch.arange(50) + 0.5) * sign
+        x[5, :, 0] = 127
+        x[6, 0, 7] = 2.0**-130
+    for place, value in ((7, torch.nan), (8, torch.inf), (9, -torch.inf)):
+        row.k[place, 1, 3] = value
+        row.v[place + 3, 1, 3] = value
+    found = []
+    for driver in (body, TorchAttentionBody(None)):  # type: ignore[arg-type]
+        case = Case(form, [row])
+        cache, plan = case.start(driver)
+        driver.write(case.layer, case.k, case.v, cache, plan)
+        found.append(driver.read(case.group, cache, case.batch.slot_mapping))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    assert found[0][0][7, 1].isnan().all() and found[0][0][10, 1].isnan().all() and not found[0][1][10, 1].any()
+
+
 def test_writes_stay_in_their_layer_and_page(body: Any) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        form = Form(heads=3, size=20, block=6, dtype=dtype)
+    for dtype, kv_dtype in (*DTYPES, *OTHERS):
+        form = Form(heads=3, size=20, block=6, dtype=dtype, kv_dtype=kv_dtype)
         case = Case(form, rows_of(form, [[5], list(range(7, 15))]))
         before = case.pool.clone()
         cache, plan = case.start(body)
@@ -294,6 +340,11 @@ def test_card(native: Any) -> None:
     assert CpuAttention.unsupported(need(dtype="float32", block_size=2)) == []
     assert CpuAttention.unsupported(need(kind="encoder", block_size=1, kv_dtype="float16")) == []
     assert CpuAttention.tokens_per_page(need(block_size=4)) == 4
+    for kv_dtype in ("int8", "float8_e4m3fn"):
+        assert CpuAttention.unsupported(need(kv_dtype=kv_dtype, features=served)) == []
+        assert CpuAttention.scale_bytes(need(kv_dtype=kv_dtype)) == 2 and CpuAttention.scale_bytes(need()) == 0
+        (reason,) = CpuAttention.unsupported(need(kv_dtype=kv_dtype, head_size=7))
+        assert "7 elements" in reason and kv_dtype in reason
     for word, changes in (
         ("mla", {"kind": "mla"}), ("cuda:0", {"device": "cuda:0"}),
         ("float16", {"dtype": "float16"}), ("float16", {"kv_dtype": "float16"}),

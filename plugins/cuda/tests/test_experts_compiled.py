@@ -93,7 +93,7 @@ ROUTES = {
     "place": Case(
         expert_kernels.place_kernel,
         {"ids": I32, "table": I32, "load": "*i64", "out": I32, "first": "i32", "pairs": "i32", "count": "i32"},
-        {"TOP_K": 8, "REPLICAS": 4, "BLOCK": experts.BLOCK},
+        {"TOP_K": 8, "REPLICAS": 4, "BLOCK": experts.PLACED},
     ),
     "row gate": Case(
         expert_kernels.row_gate_kernel,

@@ -116,9 +116,9 @@ def test_drafts_are_checked_by_the_adapter(adapters: Adapters) -> None:
         assert tokens_of(llm, adapters.requests) == adapters.expected_of(range(5))
 
 
-@pytest.mark.parametrize("divided", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
-def test_over_several_workers(adapters: Adapters, divided: dict[str, int]) -> None:
-    with LLM(model=adapters.model, **divided, **ADAPTED) as llm:
+@pytest.mark.parametrize("divided", ["tensor", "pipeline", "context"])
+def test_over_several_workers(adapters: Adapters, divided: str) -> None:
+    with LLM(model=adapters.model, **{f"{divided}_parallel_size": 2}, **ADAPTED) as llm:
         assert tokens_of(llm, adapters.requests) == adapters.expected_of(range(5))
 
 

@@ -16,10 +16,10 @@ import pytest
 from engine.interfaces.nodes import NODE_LOST, NodesContext, NodesNeed
 from engine.types.errors import ConfigError, EngineDeadError, ManifestError
 from engine.types.start import Choice, WorkerStart
+from engine_kit.alike import differences, what_is_here
 from engine_nodes import agent as agent_module
 from engine_nodes import head as head_module
 from engine_nodes.agent import Session
-from engine_nodes.alike import differences, what_is_here
 from engine_nodes.card import AgentOptions
 from engine_nodes.messages import Hello
 from engine_nodes.token import SHORTEST, head_keys, read_token

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -127,7 +128,7 @@ def test_a_head_that_is_killed_leaves_nothing(machines: agents.Machines) -> None
     script = machines.token.parent / "head.py"
     settings = {**SETTINGS, **DIVIDED["tp"], **machines.settings(2)}
     script.write_text(f"from engine import LLM\nllm = LLM(**{settings!r})\nprint('up', flush=True)\ninput()\n")
-    with subprocess.Popen(["python", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as head:
+    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as head:
         assert head.stdout is not None and head.stdout.readline() == b"up\n"
         running = machines.processes("a")[1:] + machines.processes("b")[1:]
         assert len(running) == 3

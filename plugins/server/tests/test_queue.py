@@ -16,7 +16,7 @@ from engine_server.bodies import GeneratingBody
 from engine_server.errors import APIError
 from engine_server.state import ServerState
 
-NO_ADAPTERS: Any = SimpleNamespace(get=lambda name: None, names=())
+NO_ADAPTERS: Any = SimpleNamespace(fields=lambda name: {}, names=())
 
 
 class Engine:

@@ -195,7 +195,8 @@ def test_a_server_gets_the_librarys_ids(tmp_path: Path) -> None:
     pytest.importorskip("engine_server", reason="engine-server is not installed")
     import httpx
 
-    from engine.embedding import AsyncLLM, EngineConfig
+    from engine.embedding import EngineConfig
+    from engine_kit.async_llm import AsyncLLM
     from engine_server.app import create_app
     from engine_server.config import ServerConfig
     from engine_server.keys import KeyRing

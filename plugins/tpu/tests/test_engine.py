@@ -21,6 +21,7 @@ from jax_engines import CACHE, VOCAB_SIZE, jax_engine, tokens_of, torch_engine, 
 
 from engine import SamplingParams
 from engine.types.errors import CheckpointError, ConfigError, EngineError, InvalidRequestError, KVCacheTooSmallError
+from engine.types.structured_outputs import StructuredOutputsParams
 
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
@@ -255,6 +256,46 @@ def test_engine_on_the_kernel(checkpoints: Any) -> None:
         assert tokens_of(llm, prompts, params) == wanted
 
 
+@pytest.mark.slow
+def test_constraints_and_what_they_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks that follow a step, and tokens that a constraint forces, which steps compute ahead as drafts: the torch
+    engine's tokens, greedy and drawn."""
+    choices = ["the quick brown fox jumps over the lazy dog", "the quick red fox", "a dog"]
+    prompts = [[5, 6, 7], [20, 21], [9]]
+    params = [
+        SamplingParams(temperature=t, seed=n, max_tokens=24, structured_outputs=StructuredOutputsParams(choice=choices))
+        for n, t in enumerate((0.0, 1.0, 1.5))
+    ]
+    params[2].structured_outputs = None
+    with torch_engine("tiny") as llm:
+        wanted = tokens_of(llm, prompts, params)
+    with jax_engine("tiny") as llm:
+        runner, given = worker_of(llm)._runner, []
+        execute = runner.execute
+
+        def seen(plan: Any) -> Any:
+            given.append(plan.given_drafts is not None)
+            return execute(plan)
+
+        monkeypatch.setattr(runner, "execute", seen)
+        assert tokens_of(llm, prompts, params) == wanted
+        assert any(given), "nothing was forced"
+        assert runner._steps.compiled.met == 0
+
+
+@pytest.mark.slow
+def test_several_cores(checkpoints: Any) -> None:
+    """Engine cores beside each other, each with its own two devices."""
+    folder = checkpoints("Qwen3ForCausalLM", **MODELS["Qwen3ForCausalLM"])
+    prompts = prompts_of(8, (9, 6, 4, 12))
+    params = [SamplingParams(temperature=0.8, seed=n, max_tokens=6, ignore_eos=True) for n in range(len(prompts))]
+    with torch_engine(folder, dtype="float64") as llm:
+        wanted = tokens_of(llm, prompts, params)
+    platform = {"tensor_parallel": 2, "rows": "4", "tokens": "32"}
+    with jax_engine(folder, platform, dtype="float64", data_parallel_size=2) as llm:
+        assert tokens_of(llm, prompts, params) == wanted
+
+
 def test_refusals(checkpoints: Any) -> None:
     """What is not served is refused at the start, and says what to do."""
     folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
@@ -281,6 +322,16 @@ def test_refusals(checkpoints: Any) -> None:
         jax_engine(folder, {"device": "tpu"})
     with pytest.raises(EngineError, match="ascending"):
         jax_engine(folder, {"rows": "4,1"})
+
+
+@pytest.mark.parametrize("point", ["ops", "attention", "quantization", "logits_processor"])
+def test_why_nobody_serves(point: str) -> None:
+    """Of the points that the worker brings itself, every driver is told so."""
+    arguments = [point, "tiny", "--platform", "tpu", "--platform.device", "cpu"]
+    command = [sys.executable, "-m", "engine", "plugins", "why", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = {reason for one in json.loads(done.stdout)["candidates"] for reason in one["reasons"]}
+    assert done.returncode == 0 and said == {"the worker of platform 'tpu' brings its own"}
 
 
 def test_requests_that_are_refused(checkpoints: Any) -> None:

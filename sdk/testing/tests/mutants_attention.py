@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from heavy_card import Heavy
 from mutant_suites import suites_of
-from plain_attention import Plain
+from plain_attention import Plain, scales_of
 from plain_cards import GivesNoLse, NamesNoBody, PlainAttention, PlainLatentAttention, ServesEverything, Undecided
 from plain_latent import PlainLatent
 
@@ -378,6 +378,57 @@ class KeepsTwoBits(Plain):
         super().write(layer, k, v, cache, plan)
 
 
+class ScaleOfTheNextToken(Plain):
+    """keys and values of 8 bits are multiplied with the scales of the token after theirs"""
+
+    def decoded(self, codes: Any, scale: torch.Tensor | None, pages: Any, offsets: torch.Tensor) -> torch.Tensor:
+        neighbours = offsets if scale is None else (offsets + 1).clamp(max=scale.shape[1] - 1)
+        neighbours = neighbours.where(self.written(scale, pages, neighbours), offsets)
+        return super().decoded(codes, scale, pages, neighbours)
+
+    def written(self, scale: torch.Tensor | None, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """What nobody wrote is NaN, and would give the fault away for another reason."""
+        return torch.tensor(False) if scale is None else scale[pages, offsets].isfinite().all(-1)
+
+
+class ScaleOfTheOtherHead(Plain):
+    """keys and values of 8 bits are multiplied with the scales of another head"""
+
+    def decoded(self, codes: Any, scale: torch.Tensor | None, pages: Any, offsets: Any) -> torch.Tensor:
+        return super().decoded(codes, None if scale is None else scale.roll(1, dims=2), pages, offsets)
+
+
+class ScaleOfTheKey(Plain):
+    """values of 8 bits are multiplied with the scales of their keys"""
+
+    def kept(self, cache: LayerCache, pages: torch.Tensor, offsets: torch.Tensor) -> list[torch.Tensor]:
+        scales = scales_of(cache) or (None, None)
+        return [self.decoded(x[pages, offsets], scales[0], pages, offsets) for x in cache]
+
+
+class OneScaleForAllHeads(Plain):
+    """keys and values of 8 bits have the scale of their token's first head"""
+
+    def coded(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, scale = super().coded(x, dtype)
+        return codes, scale[:, :1].expand_as(scale)
+
+
+class ScaleIsRoundedLater(Plain):
+    """codes of 8 bits are of what is divided by a scale before it is rounded: the largest is cut off, others are off"""
+
+    def coded(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, scale = super().coded(x, dtype)
+        return codes, scale * 1.01
+
+
+class MovesWithoutScales(Plain):
+    """where codes of 8 bits are moved, their scales stay"""
+
+    def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
+        super().move(group, LayerCache(*cache), source, destination)
+
+
 class ReadsInOrder(Plain):
     """keys and values are read in the order of their slots, not in that in which they are asked for"""
 
@@ -574,7 +625,8 @@ MUTANTS = [
     WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, WindowToOneSide,
     NoWindowOfEncoders, TwoSidedOffByOne, WeighsBeyondTheWindow, AssumesDense, NoSinks, ScaledSinks,
     NoSlopes, SlopesToOneSide, NoRelativeBias, BiasMirrored, BiasEnds, CrossIsCausal,
-    KeepsTwoBits, ReadsInOrder, SeesSiblings, ParentOffByOne, ForgetsTheFurthestNode,
+    KeepsTwoBits, ScaleOfTheNextToken, ScaleOfTheOtherHead, ScaleOfTheKey, OneScaleForAllHeads,
+    ScaleIsRoundedLater, MovesWithoutScales, ReadsInOrder, SeesSiblings, ParentOffByOne, ForgetsTheFurthestNode,
     WindowCountsSiblings, SlopesCountSiblings, RotatesQueriesAlone, OneNormForBoth, DropsTheRest,
     MovesInTurn, MovesKeysAlone, LooksBesideTheRow, ServesEverything,
     Undecided, NamesNoBody, Heavy, *LATENT,

@@ -24,6 +24,17 @@ class PlainPlan:
         self.hidden: list[int] | None = None
 
 
+class PlainCache(LayerCache):
+    """With the scales of codes of 8 bits, [num_pages, tokens_per_block, num_kv_heads] of keys and of values."""
+
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def scales_of(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Those of a cache that has some."""
+    return getattr(cache, "scales", None)
+
+
 class Plain:
     """See `engine.interfaces.attention.AttentionBackend`."""
 
@@ -35,8 +46,14 @@ class Plain:
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
         dtype = getattr(torch, need.kv_dtype)
         shape = (2, group.tokens_per_block, group.num_kv_heads, group.head_size)
-        both = pages[:, : 2 * shape[1] * shape[2] * shape[3] * dtype.itemsize].view(dtype).unflatten(1, shape)
-        return LayerCache(both[:, 0], both[:, 1])
+        vectors = shape[0] * shape[1] * shape[2]
+        size = vectors * shape[3] * dtype.itemsize
+        both = pages[:, :size].view(dtype).unflatten(1, shape)
+        cache = PlainCache(both[:, 0], both[:, 1])
+        if dtype.itemsize == 1:
+            scales = pages[:, size : size + vectors * 2].view(torch.bfloat16).unflatten(1, shape[:-1])
+            cache.scales = scales[:, 0], scales[:, 1]
+        return cache
 
     def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
         plan = PlainPlan() if out is None else out
@@ -63,16 +80,40 @@ class Plain:
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
         size = layer.group.tokens_per_block
         page, offset = plan.slots // size, plan.slots % size
-        cache.k[page, offset] = k.to(cache.k.dtype)
-        cache.v[page, offset] = v.to(cache.v.dtype)
+        if (scales := scales_of(cache)) is None:
+            cache.k[page, offset] = k.to(cache.k.dtype)
+            cache.v[page, offset] = v.to(cache.v.dtype)
+            return
+        for codes, scale, x in zip(cache, scales, (k, v), strict=True):
+            codes[page, offset], scale[page, offset] = self.coded(x.double(), codes.dtype)
+
+    def coded(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        limit = 127 if dtype == torch.int8 else 448
+        scale = (x.abs().amax(-1) / limit).bfloat16()
+        codes = (x / scale.double().unsqueeze(-1)).nan_to_num(0, 0, 0).clamp(-limit, limit)
+        return (codes.round() if dtype == torch.int8 else codes).to(dtype), scale.where(scale.isfinite(), torch.nan)
+
+    def kept(self, cache: LayerCache, pages: torch.Tensor, offsets: torch.Tensor) -> list[torch.Tensor]:
+        """Keys and values, as attention takes them."""
+        scales = scales_of(cache) or (None, None)
+        return [self.decoded(x[pages, offsets], scale, pages, offsets) for x, scale in zip(cache, scales, strict=True)]
+
+    def decoded(
+        self, codes: torch.Tensor, scale: torch.Tensor | None, pages: torch.Tensor, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        return codes.double() if scale is None else codes.double() * scale[pages, offsets].double().unsqueeze(-1)
 
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         where = (slots // group.tokens_per_block, slots % group.tokens_per_block)
-        return cache.k[where], cache.v[where]
+        if (scales := scales_of(cache)) is None:
+            return cache.k[where], cache.v[where]
+        found = [x[where].float() * scale[where].float().unsqueeze(-1) for x, scale in zip(cache, scales, strict=True)]
+        return found[0], found[1]
 
     def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
         where = (destination // group.tokens_per_block, destination % group.tokens_per_block)
-        cache.k[where], cache.v[where] = self.read(group, cache, source)
+        for x in (*cache, *(scales_of(cache) or ())):
+            x[where] = x[source // group.tokens_per_block, source % group.tokens_per_block]
 
     def forward(
         self,
@@ -97,7 +138,7 @@ class Plain:
                 seen = self.nodes(place, bits, layer) if bits else self.seen(place, layer, plan.lengths[row])
                 size = layer.group.tokens_per_block
                 pages = plan.table[row, seen // size].long()
-                keys, values = (x[pages, self.offsets(seen, size)].double() for x in cache)
+                keys, values = self.kept(cache, pages, self.offsets(seen, size))
             repeat = q.shape[1] // keys.shape[1]
             keys, values = (self.repeated(x, repeat) for x in (keys, values))
             scores = self.capped(torch.einsum("hd,shd->hs", q[token].double(), keys) * layer.scale, layer)

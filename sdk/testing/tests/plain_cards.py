@@ -15,10 +15,16 @@ class PlainAttention(AttentionCard):
     features = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "two_sided", "lse"})
 
     @classmethod
+    def scale_bytes(cls, need: AttentionNeed) -> int:
+        return 2 if need.kv_dtype in ("int8", "float8_e4m3fn") and need.kind != "mla" else 0
+
+    @classmethod
     def unsupported(cls, need: AttentionNeed) -> list[str]:
         reasons = []
         if need.kind not in cls.kinds:
             reasons.append(f"layers of kind {need.kind} are not served")
+        if need.kind == "mla" and need.kv_dtype == "int8":
+            reasons.append("a latent cache of int8 is not served")
         if need.dtype not in ("float64", "float32", "bfloat16", "float16"):
             reasons.append(f"dtype {need.dtype} is not served")
         reasons += [f"feature {feature} is not served" for feature in sorted(need.features - cls.features)]

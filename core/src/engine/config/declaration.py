@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 GROUP = "engine_settings"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-KV_CACHE_DTYPES = (*DTYPES, "fp8", "fp8_e4m3")
+KV_CACHE_DTYPES = (*DTYPES, "fp8", "fp8_e4m3", "int8")
 
 Type = Literal["text", "integer", "number", "boolean", "bytes"]
 _TYPES: Mapping[str, Type] = {"str": "text", "int": "integer", "float": "number", "bool": "boolean"}
@@ -139,7 +139,7 @@ class EngineSettings(Settings):
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     kv_cache_dtype: str = setting(
         "auto",
-        "type of the KV cache (default: that of activations); fp8 is fp8_e4m3, with scales of 1",
+        "type of the KV cache (default: that of activations); fp8 is fp8_e4m3",
         choices=KV_CACHE_DTYPES,
     )
     runner: str = setting(

@@ -32,7 +32,7 @@ from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
 from engine.interfaces.tokenizer import TokenizerNeed
-from engine.kv.layout import make_layout
+from engine.kv.layout import ITEM_BYTES, make_layout
 from engine.plugin import Registry, Selection, choose, points
 from engine.plugin.candidate import Candidate
 from engine.plugin.choosing import default_model
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 CORE_WORKER = "engine.runner.worker:TorchWorker"
 """The worker of platforms that bring none of their own."""
-_ITEM_SIZES = {"float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 """Torch's names of what users call otherwise."""
 _HOLDS = {
@@ -271,8 +270,11 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         )
     ]
     forms = by_kind(needs)
+    if config.kv_cache_dtype != "auto" and forms.keys() <= {"encoder"}:
+        raise ConfigError(f"kv_cache_dtype={config.kv_cache_dtype}", "no layer keeps keys and values", "leave it out")
     attention = choices.choose(points.ATTENTION, forms)
     pages = {one.kind: lcm(*(one.card.tokens_per_page(need) for need in forms[one.kind])) for one in attention}
+    scales = {one.kind: max(one.card.scale_bytes(need) for need in forms[one.kind]) for one in attention}
     if points.ATTENTION.name in platform.card.own_points:
         pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in forms}
     tokenizer_folder = _tokenizer_folder(config, registry, files)
@@ -280,8 +282,9 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     layout = make_layout(
         [site for one in models for site in one.sites],
         block_size=config.block_size,
-        kv_itemsize=_ITEM_SIZES[kv_dtype],
+        kv_itemsize=ITEM_BYTES[kv_dtype],
         tokens_per_page=pages,
+        scale_bytes=scales,
         size=parallel.tp,
     ).shared(parallel.cp)
     layout = _with_page_formats(layout, needs, attention)

@@ -5,7 +5,7 @@ vector a token, a `LatentAttentionBackend` (`latent_attention.py`). Cards, needs
 
 Minor version 1 made `lse` a feature, which a driver may refuse; 2 added `read`; 3 the feature "tree", with `move`; 4
 the kind "cross", and the feature "relative_bias"; 5 `AttentionBatch.any_rows`; 6 the feature "two_sided"; 7
-`write_rotated`, which a driver need not have.
+`write_rotated`, which a driver need not have; 8 `scale_bytes`.
 """
 
 from __future__ import annotations
@@ -115,6 +115,12 @@ class AttentionCard(Card):
         A kernel that cannot says so in `unsupported`, or answers with the nearest size that it can.
         """
         return need.block_size
+
+    @classmethod
+    def scale_bytes(cls, need: AttentionNeed) -> int:
+        """Bytes of the number in a page that a token's key of a head is multiplied with when it is read; its value has
+        another. 0 for none, as always of kind "mla"."""
+        return 0
 
     @classmethod
     def page_format(cls, need: AttentionNeed) -> str:
@@ -276,7 +282,8 @@ class AttentionBackend(Protocol):
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What was stored at `slots`, int64 [n], device, in the numbers of `slot_mapping`, in any order.
 
-        Returns new tensors k, v [n, num_kv_heads, head_size] of the cache's dtype. Not called in captured steps.
+        Returns new tensors k, v [n, num_kv_heads, head_size] of the cache's dtype; multiplied with their
+        scales where the card keeps any, in float32. Not called in captured steps.
         """
 
     def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ _COST_OF_A_TABLE = 0.015
 """What a table more has to save, as a share of the pool: it costs the host work in every step."""
 _BESIDE = ("encoder", "cross")
 """Kinds of layer that have no pages in the pool: they keep nothing, or what the encoder of a request left them."""
-_STATE_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 
 class _Lifetime(NamedTuple):
@@ -39,7 +39,13 @@ class _Lifetime(NamedTuple):
 
 
 def make_layout(
-    sites: Sequence[KVSpec], *, block_size: int, kv_itemsize: int, tokens_per_page: Mapping[str, int], size: int = 1
+    sites: Sequence[KVSpec],
+    *,
+    block_size: int,
+    kv_itemsize: int,
+    tokens_per_page: Mapping[str, int],
+    scale_bytes: Mapping[str, int] | None = None,
+    size: int = 1,
 ) -> KVLayout:
     """Cut one pool for all layers.
 
@@ -53,7 +59,8 @@ def make_layout(
         sites: `ModelDescription.sites`, and those of draft models behind them.
         block_size: tokens of a block, at least.
         kv_itemsize: bytes of one cached element.
-        tokens_per_page: for each kind, what the attention driver's card answered: a multiple of `block_size`.
+        tokens_per_page, scale_bytes: for each kind, what the attention driver's card answered; the first is a multiple
+            of `block_size`.
         size: ranks over which heads are divided (KV heads are replicated where there are fewer of them than ranks).
 
     Raises:
@@ -66,11 +73,13 @@ def make_layout(
         _check(spec)
     kinds = dict.fromkeys(spec.kind for spec in sites)
     tokens = math.lcm(block_size, *(_wanted_tokens(kind, block_size, tokens_per_page) for kind in kinds))
-    states = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind == "state"]
-    others = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind not in ("state", *_BESIDE)]
+    items = {kind: (kv_itemsize, (scale_bytes or {}).get(kind, 0)) for kind in kinds}
+    layer_bytes = [_layer_bytes(spec, tokens, *items[spec.kind], size) for spec in sites]
+    states = [used for spec, used in zip(sites, layer_bytes, strict=True) if spec.kind == "state"]
+    others = [used for spec, used in zip(sites, layer_bytes, strict=True) if spec.kind not in ("state", *_BESIDE)]
     if states and others:
         tokens *= max(1, max(states) // max(others))
-    layer_bytes = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites]
+        layer_bytes = [_layer_bytes(spec, tokens, *items[spec.kind], size) for spec in sites]
     lifetimes = _lifetimes(sites, layer_bytes)
     page_bytes, num_tables = _cut(lifetimes)
     tables: list[KVTable] = []
@@ -166,13 +175,13 @@ def _check(spec: KVSpec) -> None:
         (window is not None and spec.kind not in ("sliding", "encoder"))
         or (spec.states and spec.kind != "state")
         or (spec.rope_size and spec.kind != "mla")
-        or any(state.dtype not in _STATE_ITEM_BYTES for state in spec.states)
+        or any(state.dtype not in ITEM_BYTES for state in spec.states)
     )
     if foreign or not fits.get(spec.kind):
         raise ConfigError(f"a KV cache for {spec}", f"that is no form of kind {spec.kind!r}", "tell the model's author")
 
 
-def _layer_bytes(spec: KVSpec, num_tokens: int, itemsize: int, size: int) -> int:
+def _layer_bytes(spec: KVSpec, num_tokens: int, itemsize: int, scale: int, size: int) -> int:
     """Bytes of one layer of a rank in a page with so many tokens."""
     size = size if spec.divided else 1
     if spec.kind == "encoder":
@@ -180,7 +189,7 @@ def _layer_bytes(spec: KVSpec, num_tokens: int, itemsize: int, size: int) -> int
     if spec.kind == "state":
         return sum(-(-_state_bytes(state, size) // ALIGNMENT) * ALIGNMENT for state in spec.states)
     vectors = 1 if spec.kind == "mla" else 2 * kv_heads_on_rank(spec.num_kv_heads, size)
-    return vectors * spec.head_size * itemsize * num_tokens
+    return vectors * (spec.head_size * itemsize + scale) * num_tokens
 
 
 def _state_bytes(state: StateTensor, size: int) -> int:
@@ -191,7 +200,7 @@ def _state_bytes(state: StateTensor, size: int) -> int:
             f"its dimension {state.divided_dim} cannot be divided evenly",
             f"use a number of ranks that divides {state.shape[state.divided_dim]}",
         )
-    return math.prod(state.shape) // divided * _STATE_ITEM_BYTES[state.dtype]
+    return math.prod(state.shape) // divided * ITEM_BYTES[state.dtype]
 
 
 def _wanted_tokens(kind: str, block_size: int, tokens_per_page: Mapping[str, int]) -> int:

@@ -328,7 +328,8 @@ class Child(Generic[T]):
     def kill(self) -> None:
         """End it, with those that it started."""
         self._process.kill()
-        self.wait(LEAVE_SECONDS)
+        if not self.cut:  # else nobody may be there who would tell
+            self.wait(LEAVE_SECONDS)
 
     def close(self) -> None:
         """Free sockets and directory, once it has ended and nobody receives any more. Idempotent."""

@@ -65,6 +65,8 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
         parent.outbox.close()
     sys.stdout.flush()
     sys.stderr.flush()
+    if link.outputs:  # whoever started it may have gone by now
+        remove_directory(directory)
     if select.select([sys.stdin], [], [], 0)[0]:  # `_watch_parent` may be in the midst of it
         _leave(directory)
     os._exit(code)  # threads that wait on sockets, and those of communicators, need no farewell

@@ -14,7 +14,7 @@ namespace {
 using Scratch = AttentionScratch;
 constexpr double GRAIN = 64 << 10;  // bytes of keys and values that are worth a thread
 
-template <typename How, typename T>
+template <typename How, typename T, bool CODED>
 class Step {
     using Operand = typename How::Operand;
 
@@ -27,7 +27,7 @@ public:
         threads = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), useful));
         parallel_ahead(threads, items, [&](auto&& each) {
             Scratch::Claim claim(scratch_);
-            Tile<How> tile(a_, claim.memory);
+            Tile<How, CODED> tile(a_, claim.memory);
             each([&](std::size_t i, std::size_t next) {  // long prefills come last: they are begun first
                 compute(tile, items - 1 - i, next < items ? first_keys(items - 1 - next) : Range{});
             });
@@ -126,7 +126,7 @@ private:
                 row.begin + (divided ? static_cast<std::int64_t>(at.part) * row.segment_keys : 0), row.end};
     }
 
-    void compute(Tile<How>& tile, std::size_t item, const Range& then) {
+    void compute(Tile<How, CODED>& tile, std::size_t item, const Range& then) {
         const auto [r, head, part] = find(item);
         const Scratch::Row& row = scratch_.rows()[r];
         const std::size_t parts = row.first_pair < 0 ? row.tiles : row.segments;
@@ -149,7 +149,7 @@ private:
     }
 
     // Query rows begin .. end - 1 of a row of n tokens into the tile; the keys that they see.
-    std::pair<std::int64_t, std::int64_t> take(Tile<How>& tile, std::size_t first, std::size_t n, std::size_t head,
+    std::pair<std::int64_t, std::int64_t> take(Tile<How, CODED>& tile, std::size_t first, std::size_t n, std::size_t head,
                                                std::size_t begin, std::size_t end) const {
         std::int64_t from = 0, to = 0;
         for (std::size_t i = begin; i < end; ++i) {
@@ -169,7 +169,7 @@ private:
     }
 
     // All segments of a row's head, one after the other.
-    void segments(Tile<How>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
+    void segments(Tile<How, CODED>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
                   std::size_t queries, std::size_t head, const Range& then) {
         const std::size_t floats = queries * tile.stride();
         const Sums merged{tile.spare(), tile.spare() + floats, tile.spare() + floats + queries};
@@ -182,7 +182,7 @@ private:
     }
 
     // One of them. Whoever computes the last one merges them, in their order: the bits are those of `segments`.
-    void segment(Tile<How>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
+    void segment(Tile<How, CODED>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
                  std::size_t queries, std::size_t head, std::size_t s, const Range& then) {
         tile.attend(queries, segment_keys(row, table, head, s), then);
         const std::size_t pair = static_cast<std::size_t>(row.first_pair) + head, floats = queries * tile.stride();
@@ -227,7 +227,7 @@ private:
     }
 
     // The results of query rows begin .. end - 1.
-    void give(const Tile<How>& tile, const Sums& sums, std::size_t first, std::size_t head, std::size_t begin,
+    void give(const Tile<How, CODED>& tile, const Sums& sums, std::size_t first, std::size_t head, std::size_t begin,
               std::size_t end) const {
         const std::size_t size = a_.cache.size, num_heads = heads_ * a_.group;
         for (std::size_t i = begin; i < end; ++i) {
@@ -258,12 +258,15 @@ private:
 }  // namespace
 
 void attention(const AttentionForward& a, AttentionScratch& scratch, int threads) {
+    const bool half = a.dtype == DType::bfloat16;
     if (a.cache.dtype == DType::float32)
-        Step<Singles, float>(a, scratch).run(threads);
-    else if (a.dtype == DType::bfloat16)
-        Step<BF16Pairs, bf16>(a, scratch).run(threads);
+        Step<Singles, float, false>(a, scratch).run(threads);
+    else if (a.cache.coded())
+        half ? Step<BF16Pairs, bf16, true>(a, scratch).run(threads)
+             : Step<WidenedPairs<float>, float, true>(a, scratch).run(threads);
     else
-        Step<WidenedPairs<float>, float>(a, scratch).run(threads);
+        half ? Step<BF16Pairs, bf16, false>(a, scratch).run(threads)
+             : Step<WidenedPairs<float>, float, false>(a, scratch).run(threads);
 }
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "attention.h"
-#include "levels/lanes.h"
+#include "levels/attention_codes.h"
 
 namespace engine_cpu::ENGINE_CPU_LEVEL {
 
@@ -51,8 +51,12 @@ struct Sums {
     float* total;
 };
 
-template <typename How>
+// CODED: the cache has 8 bits. Few rows decode it in registers. For more a step's keys, and then its values, are widened
+// into memory of the tile's own and multiplied from there, to the same bits. The scales of keys go to scores, those of
+// values to weights.
+template <typename How, bool CODED>
 class Tile {
+    static_assert(!CODED || How::PAIR == 2);
     using Cache = typename How::Cache;
     using Operand = typename How::Operand;
     static constexpr std::size_t WIDTH = Vec::WIDTH, PAIR = How::PAIR;
@@ -72,12 +76,12 @@ class Tile {
     static constexpr int LEVEL_2 = 2;
 
     struct Keys {  // a register's
-        const Cache* data;
+        const void* data;
         std::size_t stride;  // from one pair of elements to the next
         std::size_t at, count;
     };
     struct Values {  // of so many pairs of keys
-        const Cache* data;
+        const void* data;
         std::size_t at, pairs;
     };
 
@@ -85,6 +89,7 @@ public:
     Tile(const AttentionForward& a, std::byte* memory)
         : a_(a),
           size_(a.cache.size),
+          head_bytes_(a.cache.head_bytes()),
           stride_(AttentionScratch::padded(size_)),
           scale_(a.scale * LOG2E),
           plain_(a.soft_cap == 0.0f && a.slopes == nullptr && a.biases == nullptr && a.scale > 0.0f) {
@@ -100,7 +105,11 @@ public:
         sums_ = {reinterpret_cast<float*>(take(ROWS * stride_ * 4)), reinterpret_cast<float*>(take(ROWS * 4)),
                  reinterpret_cast<float*>(take(ROWS * 4))};
         factors_ = reinterpret_cast<float*>(take(ROWS * 4));
-        clean_ = reinterpret_cast<Cache*>(take(STEP * stride_ * sizeof(Cache)));
+        // With codes up to two groups of 16 keys more: where blocks have others, a step begins and ends within one.
+        clean_ = reinterpret_cast<Cache*>(take((STEP + (CODED ? 2 * GROUP : 0)) * stride_ * sizeof(Cache)));
+        key_scales_ = reinterpret_cast<float*>(take(CODED ? SCORES * 4 : 0));
+        value_scales_ = reinterpret_cast<float*>(take(CODED ? SCORES * 4 : 0));
+        if constexpr (CODED) widen_ = a.cache.dtype == DType::int8 ? &widen_codes<Int8> : &widen_codes<E4M3>;
         rows_ = reinterpret_cast<QueryRow*>(take(ROWS * sizeof(QueryRow)));
         keys_ = reinterpret_cast<Keys*>(take(STEP * sizeof(Keys)));
         values_ = reinterpret_cast<Values*>(take(STEP * sizeof(Values)));
@@ -124,22 +133,46 @@ public:
             const auto step = static_cast<std::int64_t>(STEP);
             const std::int64_t next = std::min(range.end, (key / step + 1) * step);
             const auto n = static_cast<std::size_t>(next - key);
+            const Range following = next < range.end ? Range{range.table, range.head, next, range.end} : then;
             list_keys(range.table, range.head, key, n);
-            multiply_keys();
-            const bool all = weigh(key, n);
-            list_values(range.table, range.head, key, n, all);
-            if (count_ <= WAITING)
-                list_next(next < range.end ? Range{range.table, range.head, next, range.end} : then);
-            multiply_values();
+            if constexpr (CODED) {
+                if (widens()) {
+                    multiply_keys<AsStored<How>>();
+                    weigh(key, n);
+                    widen_values(range.table, range.head, key, n, following);
+                    multiply_values<AsStored<How>>();
+                } else if (a_.cache.dtype == DType::int8) {
+                    multiply<Decoded<How, Int8>>(range, key, n, following);
+                } else {
+                    multiply<Decoded<How, E4M3>>(range, key, n, following);
+                }
+            } else {
+                multiply<AsStored<How>>(range, key, n, following);
+            }
             key = next;
         }
     }
 
 private:
-    const Cache* page(const std::int32_t* table, std::size_t head, std::int64_t block) const {
+    using Stored = std::conditional_t<CODED, std::uint8_t, Cache>;
+
+    bool widens() const { return CODED && count_ > WAITING; }
+
+    // A step of keys where they lie.
+    template <typename From>
+    void multiply(const Range& range, std::int64_t key, std::size_t n, const Range& following) {
+        multiply_keys<From>();
+        const bool all = weigh(key, n);
+        list_values(range.table, range.head, key, n, all);
+        if (count_ <= WAITING) list_next(following);
+        multiply_values<From>();
+    }
+
+    // A head's keys, or the scales before them.
+    const Stored* page(const std::int32_t* table, std::size_t head, std::int64_t block) const {
         const auto* bytes = static_cast<const std::byte*>(a_.cache.base) +
                             static_cast<std::size_t>(table[block]) * a_.cache.page_stride;
-        return reinterpret_cast<const Cache*>(bytes) + head * 2 * a_.cache.block * size_;
+        return reinterpret_cast<const Stored*>(bytes + head * head_bytes_);
     }
 
     // Calls f(page, offset, count, first) for the parts of keys key .. key + n - 1 that lie in one page each.
@@ -156,15 +189,70 @@ private:
 
     void list_keys(const std::int32_t* table, std::size_t head, std::int64_t key, std::size_t n) {
         num_keys_ = 0;
-        for_pages(table, head, key, n, [&](const Cache* data, std::size_t offset, std::size_t part, std::size_t at) {
-            for (std::size_t i = 0; i < part;) {
-                const std::size_t group = (offset + i) / GROUP, lane = (offset + i) % GROUP;
-                const std::size_t tokens = std::min(GROUP, a_.cache.block - group * GROUP);
-                const std::size_t count = std::min({WIDTH, tokens - lane});
-                keys_[num_keys_++] = {data + group * GROUP * size_ + lane * PAIR, tokens * PAIR, at + i, count};
-                i += count;
+        [[maybe_unused]] Cache* room = clean_;
+        for_pages(table, head, key, n, [&](const Stored* data, std::size_t offset, std::size_t part, std::size_t at) {
+            if constexpr (CODED) {
+                take_scales(data, offset, part, at);
+                data += a_.cache.scale_bytes();
+                if (widens()) return list_keys_of(widen_keys(data, offset, part, room), offset, part, at);
             }
+            list_keys_of(data, offset, part, at);
         });
+        if constexpr (CODED)  // a register's lanes behind the last key have a weight of 0
+            for (float* scales : {key_scales_, value_scales_}) std::fill_n(scales + n, GROUP, 0.0f);
+    }
+
+    // A page's keys `offset` .. offset + part - 1, the first of which is the step's key `at`; of data [block * size].
+    template <typename E>
+    void list_keys_of(const E* data, std::size_t offset, std::size_t part, std::size_t at) {
+        for (std::size_t i = 0; i < part;) {
+            const std::size_t group = (offset + i) / GROUP, lane = (offset + i) % GROUP;
+            const std::size_t tokens = std::min(GROUP, a_.cache.block - group * GROUP);
+            const std::size_t count = std::min({WIDTH, tokens - lane});
+            keys_[num_keys_++] = {data + group * GROUP * size_ + lane * PAIR, tokens * PAIR, at + i, count};
+            i += count;
+        }
+    }
+
+    void take_scales(const Stored* page, std::size_t offset, std::size_t part, std::size_t at) const {
+        const bf16* scales = reinterpret_cast<const bf16*>(page) + offset;
+        for (std::size_t i = 0; i < part; ++i) key_scales_[at + i] = widen(scales[i]);
+        scales += a_.cache.block;
+        for (std::size_t i = 0; i < part; ++i)  // what nobody wrote has any
+            value_scales_[at + i] = (scales[i].bits & 0x7f80u) == 0x7f80u ? 0.0f : widen(scales[i]);
+    }
+
+    // Widens the whole groups in which these keys of a page lie, to `room`, which is moved behind them; asks for the
+    // values. Returns where the page's first key would be.
+    const Cache* widen_keys(const Stored* data, std::size_t offset, std::size_t part, Cache*& room) const {
+        const std::size_t block = a_.cache.block, first = offset / GROUP * GROUP;
+        const std::size_t last = std::min(block, (offset + part + GROUP - 1) / GROUP * GROUP);
+        widen_(data + first * size_, room, (last - first) * size_, static_cast<std::ptrdiff_t>(block * size_));
+        const Cache* found = room - first * size_;
+        room += (last - first) * size_;
+        return found;
+    }
+
+    // A step's values as one run of pairs. Those of an odd number's last key, and those that a row does not see, have a
+    // weight of 0, and are finite. Asks for what is read after them.
+    void widen_values(const std::int32_t* table, std::size_t head, std::int64_t key, std::size_t n, const Range& next) {
+        Cache* room = clean_;
+        for_pages(table, head, key, n, [&](const Stored* data, std::size_t offset, std::size_t part, std::size_t at) {
+            const Stored* codes = data + a_.cache.scale_bytes() + (a_.cache.block + offset) * size_;
+            const std::size_t count = (part + part % 2) * size_;
+            std::ptrdiff_t ahead = 0;
+            if (const std::int64_t place = next.key + static_cast<std::int64_t>(at); place < next.end) {
+                const auto to = static_cast<std::size_t>(place), block = a_.cache.block;
+                const Stored* follows = page(next.table, next.head, static_cast<std::int64_t>(to / block));
+                __builtin_prefetch(follows, 0, LEVEL_2);
+                follows += a_.cache.scale_bytes() + to % block * size_;
+                ahead = reinterpret_cast<const char*>(follows) - reinterpret_cast<const char*>(codes);
+            }
+            widen_(codes, room, count, ahead);
+            room += count;
+        });
+        values_[0] = {clean_, 0, (n + 1) / 2};
+        num_values_ = 1;
     }
 
     // The first keys of what is read after this step.
@@ -175,19 +263,25 @@ private:
             const auto place = static_cast<std::size_t>(key);
             if (key < range.end)
                 next_[i] = page(range.table, range.head, static_cast<std::int64_t>(place / a_.cache.block)) +
-                           place % a_.cache.block * size_;
+                           a_.cache.scale_bytes() + place % a_.cache.block * size_;
             else
                 next_[i] = i ? next_[i - 1] : keys_[0].data;
+        }
+        if constexpr (CODED) {
+            const auto block = static_cast<std::int64_t>(a_.cache.block), last = range.key + static_cast<std::int64_t>(STEP);
+            for (std::int64_t key = range.key / block * block; key < std::min(range.end, last); key += block)
+                __builtin_prefetch(page(range.table, range.head, key / block), 0, LEVEL_2);
         }
     }
 
     // What is read after run `run` of the values and those that were asked for with the keys.
-    const Cache* after_values(std::size_t run) const {
+    const void* after_values(std::size_t run) const {
         const std::size_t place = run + NR;
         return place < num_values_ ? values_[place].data : next_[std::min(place - num_values_, NR - 1)];
     }
 
     // scores [rows, keys] = queries . keys
+    template <typename From>
     void multiply_keys() {
         for (std::size_t first = 0; first < num_keys_;) {
             std::size_t together = 0;
@@ -196,17 +290,17 @@ private:
                 ++together;
             if (together == NR) {
                 for_rows([&](auto rows, auto ahead, std::size_t row) {
-                    scores<decltype(rows)::value, NR, true, decltype(ahead)::value>(row, first);
+                    scores<From, decltype(rows)::value, NR, true, decltype(ahead)::value>(row, first);
                 });
                 first += NR;
             } else if (together) {
                 for_rows([&](auto rows, auto, std::size_t row) {
-                    scores<decltype(rows)::value, 1, true, false>(row, first);
+                    scores<From, decltype(rows)::value, 1, true, false>(row, first);
                 });
                 ++first;
             } else {
                 for_rows([&](auto rows, auto, std::size_t row) {
-                    scores<decltype(rows)::value, 1, false, false>(row, first);
+                    scores<From, decltype(rows)::value, 1, false, false>(row, first);
                 });
                 ++first;
             }
@@ -221,7 +315,7 @@ private:
         for (std::size_t part = 0, row = 0; part < parts; ++part) {
             const std::size_t n = each + (part < more);
             with_constant<MR>(n, [&](auto rows) {
-                if (row == 0 && count_ <= WAITING)
+                if (row == 0 && count_ <= WAITING && !widens())  // what was widened is in the cache
                     f(rows, std::true_type{}, row);
                 else
                     f(rows, std::false_type{}, row);
@@ -231,21 +325,23 @@ private:
     }
 
     // What is read after the keys from `first` on: other keys, or else the values of the first ones.
-    const Cache* after(std::size_t first) const {
+    const void* after(std::size_t first) const {
         return first < num_keys_ ? keys_[first].data
-                                 : keys_[(first - num_keys_) % num_keys_].data + a_.cache.block * size_;
+                                 : static_cast<const Stored*>(keys_[(first - num_keys_) % num_keys_].data) +
+                                       a_.cache.block * size_;
     }
 
-    template <std::size_t M, std::size_t N, bool FULL, bool AHEAD>
+    template <typename From, std::size_t M, std::size_t N, bool FULL, bool AHEAD>
     void scores(std::size_t row, std::size_t first) const {
+        using Element = typename From::Element;
         const Operand* q = queries_ + row * size_;
         const Keys* keys = keys_ + first;
-        const Cache* data[N];
+        const Element* data[N];
         std::ptrdiff_t ahead[N] = {};
         for (std::size_t n = 0; n < N; ++n) {
-            data[n] = keys[n].data;
+            data[n] = static_cast<const Element*>(keys[n].data);
             if constexpr (AHEAD)
-                ahead[n] = reinterpret_cast<const char*>(after(first + N + n)) - reinterpret_cast<const char*>(data[n]);
+                ahead[n] = static_cast<const char*>(after(first + N + n)) - reinterpret_cast<const char*>(data[n]);
         }
         const std::size_t stride = keys[0].stride;
         Vec sums[M][N];
@@ -254,7 +350,7 @@ private:
         for (std::size_t i = 0; i < size_; i += PAIR) {
             typename How::Wide wide[N];
             for (std::size_t n = 0; n < N; ++n) {
-                wide[n] = FULL ? How::load(data[n]) : How::load(data[n], keys[n].count);
+                wide[n] = FULL ? From::load(data[n]) : From::load(data[n], keys[n].count);
                 if constexpr (AHEAD) __builtin_prefetch(reinterpret_cast<const char*>(data[n]) + ahead[n], 0, LEVEL_2);
                 data[n] += stride;
             }
@@ -295,6 +391,8 @@ private:
         float* s = scores_ + i * SCORES;
         Operand* p = weights_ + i * SCORES;
         const std::size_t from = begin / WIDTH * WIDTH, to = (end + WIDTH - 1) / WIDTH * WIDTH;
+        if constexpr (CODED)
+            for (std::size_t j = from; j < to; j += WIDTH) store(s + j, Vec::load(s + j) * Vec::load(key_scales_ + j));
         if (!plain_) bend(s, from, to, rows_[i], key);
         const auto hide = [&](std::size_t j) {
             const auto first = static_cast<std::ptrdiff_t>(begin) - static_cast<std::ptrdiff_t>(j);
@@ -318,7 +416,10 @@ private:
         for (std::size_t j = from; j < to; j += WIDTH) {
             const Vec weight = exp2(Vec::fma(Vec::load(s + j), wide_factor, minus));
             total = total + weight;
-            store(p + j, weight);
+            if constexpr (CODED)
+                store(p + j, weight * Vec::load(value_scales_ + j));
+            else
+                store(p + j, weight);
         }
         zero(p, to, n + PAIR - 1);
         factors_[i] = exp2(sums_.top[i] - base);
@@ -355,7 +456,7 @@ private:
     // is seen a copy is read, with zeros in the other's place: weights of 0 would not keep NaN away.
     void list_values(const std::int32_t* table, std::size_t head, std::int64_t key, std::size_t n, bool all) {
         num_values_ = 0;
-        all = all && n % PAIR == 0;
+        all = CODED || (all && n % PAIR == 0);  // codes are finite
         bool seen[STEP + 1] = {};
         if (!all) {
             for (std::size_t i = 0; i < count_; ++i) {
@@ -366,18 +467,19 @@ private:
                 for (std::int64_t j = begin; j < end; ++j) seen[j] = true;
             }
         }
-        for_pages(table, head, key, n, [&](const Cache* data, std::size_t offset, std::size_t part, std::size_t at) {
-            data += a_.cache.block * size_;
+        for_pages(table, head, key, n, [&](const Stored* data, std::size_t offset, std::size_t part, std::size_t at) {
+            data += a_.cache.scale_bytes() + a_.cache.block * size_;
             const std::size_t first = offset / PAIR, pairs = (part + PAIR - 1) / PAIR;
             if (all) {
                 values_[num_values_++] = {data + first * size_ * PAIR, at, pairs};
                 return;
             }
+            if constexpr (CODED) return;
             bool follows = false;
             for (std::size_t pair = 0; pair < pairs; ++pair) {
                 const std::size_t place = at + pair * PAIR;
                 const bool even = seen[place], odd = PAIR == 1 || seen[place + 1];
-                const Cache* from = data + (first + pair) * size_ * PAIR;
+                const auto* from = reinterpret_cast<const Cache*>(data) + (first + pair) * size_ * PAIR;
                 if (even && odd) {
                     if (follows)
                         ++values_[num_values_ - 1].pairs;
@@ -397,9 +499,11 @@ private:
     }
 
     // sums [rows, size] = sums * factors + weights . values
+    template <typename From>
     void multiply_values() {
         const std::size_t whole = size_ / WIDTH, rest = size_ % WIDTH;
         constexpr std::size_t MOST = WIDTH == 16 ? 2 * NR : NR;
+        constexpr bool AHEAD = sizeof(typename From::Element) == sizeof(Stored);  // what was widened is in the cache
         for (std::size_t first = 0; first < whole;) {
             // Few rows: whole vectors at once, so that memory is read from its beginning to its end.
             const std::size_t most = count_ <= MR / 2 ? MOST : NR, n = std::min(most, whole - first);
@@ -407,13 +511,13 @@ private:
                 with_constant<MOST>(n, [&](auto wide) {
                     if constexpr (decltype(wide)::value > NR)
                         with_constant<MR / 2>(count_, [&](auto rows) {
-                            add<decltype(rows)::value, decltype(wide)::value, true, true>(0, first);
+                            add<From, decltype(rows)::value, decltype(wide)::value, true, AHEAD>(0, first);
                         });
                 });
             } else {
                 with_constant<NR>(n, [&](auto wide) {
                     for_rows([&](auto rows, auto ahead, std::size_t row) {
-                        add<decltype(rows)::value, decltype(wide)::value, true, decltype(ahead)::value>(row, first);
+                        add<From, decltype(rows)::value, decltype(wide)::value, true, decltype(ahead)::value>(row, first);
                     });
                 });
             }
@@ -421,12 +525,13 @@ private:
         }
         if (rest)
             for_rows([&](auto rows, auto, std::size_t row) {
-                add<decltype(rows)::value, 1, false, false>(row, whole);
+                add<From, decltype(rows)::value, 1, false, false>(row, whole);
             });
     }
 
-    template <std::size_t M, std::size_t N, bool FULL, bool AHEAD>
+    template <typename From, std::size_t M, std::size_t N, bool FULL, bool AHEAD>
     void add(std::size_t row, std::size_t vector) const {
+        using Element = typename From::Element;
         float* out = sums_.values + row * stride_ + vector * WIDTH;
         const Operand* weights = weights_ + row * SCORES;
         Vec sums[M][N];
@@ -436,16 +541,16 @@ private:
         }
         for (std::size_t run = 0; run < num_values_; ++run) {
             const Values& values = values_[run];
-            const Cache* data = values.data + vector * WIDTH * PAIR;
+            const Element* data = static_cast<const Element*>(values.data) + vector * WIDTH * PAIR;
             const Operand* p = weights + values.at;
             std::ptrdiff_t ahead = 0;
             if constexpr (AHEAD)
-                ahead = reinterpret_cast<const char*>(after_values(run)) - reinterpret_cast<const char*>(values.data);
+                ahead = static_cast<const char*>(after_values(run)) - static_cast<const char*>(values.data);
             for (std::size_t pair = 0; pair < values.pairs; ++pair, data += size_ * PAIR, p += PAIR) {
                 typename How::Wide wide[N];
                 for (std::size_t n = 0; n < N; ++n) {
-                    wide[n] = FULL ? How::load(data + n * WIDTH * PAIR) : How::load(data, size_ % WIDTH);
-                    if constexpr (AHEAD)
+                    wide[n] = FULL ? From::load(data + n * WIDTH * PAIR) : From::load(data, size_ % WIDTH);
+                    if (AHEAD && (sizeof(Element) > 1 || n % 2 == 0))  // a line has two of codes
                         __builtin_prefetch(reinterpret_cast<const char*>(data + n * WIDTH * PAIR) + ahead, 0, LEVEL_2);
                 }
                 for (std::size_t m = 0; m < M; ++m) {
@@ -459,7 +564,7 @@ private:
     }
 
     const AttentionForward& a_;
-    std::size_t size_, stride_, count_ = 0, num_keys_ = 0, num_values_ = 0;
+    std::size_t size_, head_bytes_, stride_, count_ = 0, num_keys_ = 0, num_values_ = 0;
     float scale_;
     bool plain_;
     Operand* queries_;
@@ -467,10 +572,12 @@ private:
     Operand* weights_;
     Sums sums_, merged_;
     float* factors_;
-    Cache* clean_;
+    Cache* clean_;  // values without what is unseen; of codes what they stand for
+    float *key_scales_, *value_scales_;
+    void (*widen_)(const std::uint8_t*, bf16*, std::size_t, std::ptrdiff_t);
     QueryRow* rows_;
     Keys* keys_;
-    const Cache* next_[NR] = {};  // of the next step
+    const void* next_[NR] = {};  // of the next step
     Values* values_;
 };
 

@@ -238,11 +238,11 @@ inline Two load_pairs(const bf16* p, std::size_t n) {
     return halves(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1), p));
 }
 #elif defined(__AVX2__)
-inline Two load_pairs(const bf16* p) {
-    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+inline Two halves(__m256i pairs) {
     return {{_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))},
             {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))}};
 }
+inline Two load_pairs(const bf16* p) { return halves(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline Two load_pairs(const bf16* p, std::size_t n) {
     bf16 part[16] = {};
     std::memcpy(part, p, 4 * n);

@@ -17,3 +17,5 @@ DTYPES = MappingProxyType(
         )
     }
 )  # fmt: skip
+CACHE_DTYPES = MappingProxyType({**DTYPES, torch.float8_e4m3fn: len(DTYPES)})
+"""With what caches alone may hold."""

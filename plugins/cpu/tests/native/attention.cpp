@@ -57,9 +57,11 @@ public:
                 table_[r * table_stride_ + b] = free.back();
                 free.pop_back();
             }
-        const std::size_t page = c.heads * 2 * c.block * c.size;
-        cache_ = Memory((pages * (page + 8) - 8) * engine_cpu::size_of(c.cached));  // NaN, where nobody writes
-        paged_ = {c.cached, cache_.data(), (page + 8) * engine_cpu::size_of(c.cached), c.heads, c.size, c.block};
+        paged_ = {c.cached, nullptr, 0, c.heads, c.size, c.block};
+        const std::size_t page = c.heads * paged_.head_bytes(), between = 8 * engine_cpu::size_of(c.cached);
+        cache_ = Memory(pages * (page + between) - between);  // NaN, where nobody writes
+        paged_.base = cache_.data();
+        paged_.page_stride = page + between;
         q_.emplace_back(c.dtype, tokens * (q_stride() + 3) - 3, random);
         k_.emplace_back(c.dtype, keys * c.heads * c.size, random);
         v_.emplace_back(c.dtype, keys * c.heads * c.size, random);
@@ -80,6 +82,8 @@ public:
         kernels.attention_write({c_.dtype, k_[0].data(), token, head, v_[0].data(), token, head, slots.data(), slots.size(),
                                  paged_}, 2);
         expect(cache_.intact(), "attention_write wrote beyond the cache");
+        kept_k_ = kept(k_[0]);
+        kept_v_ = kept(v_[0]);
     }
 
     // Rows from .. to - 1, with some tokens of padding behind them.
@@ -147,7 +151,27 @@ private:
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(c_.size)); }
 
     // As the cache holds it.
-    double cached(const Array& x, std::size_t i) const { return c_.cached == x.dtype() ? x[i] : rounded(c_.cached, x[i]); }
+    std::vector<double> kept(const Array& x) const {
+        std::vector<double> found;
+        for (std::size_t i = 0; i < x.size(); ++i)
+            found.push_back(c_.cached == x.dtype() || paged_.coded() ? x[i] : rounded(c_.cached, x[i]));
+        for (std::size_t i = 0; paged_.coded() && i < found.size(); i += c_.size) code(found.data() + i);
+        return found;
+    }
+
+    // A vector in 8 bits, by the largest magnitude in it.
+    void code(double* x) const {
+        const bool whole = c_.cached == DType::int8;
+        const double limit = whole ? 127 : 448;
+        double most = 0;
+        for (std::size_t i = 0; i < c_.size; ++i) most = std::max(most, std::fabs(x[i]));
+        const double scale = rounded(DType::bfloat16, static_cast<float>(most) / static_cast<float>(limit));
+        for (std::size_t i = 0; i < c_.size; ++i) {
+            const double in = std::clamp(static_cast<double>(static_cast<float>(x[i]) / static_cast<float>(scale)), -limit, limit);
+            const double unit = whole ? 1.0 : std::exp2(std::max(-6, std::ilogb(in)) - 3);  // of e4m3's last bit
+            x[i] = scale == 0 ? 0 : std::nearbyint(in / unit) * unit * scale;
+        }
+    }
 
     void check_head(const Array& out, const Array& lse, std::size_t r, std::size_t t, std::size_t h, const char* what) const {
         const std::size_t n = keys_[r], size = c_.size, in_row = t - static_cast<std::size_t>(starts_[r]);
@@ -163,7 +187,7 @@ private:
         for (std::int64_t key = begin; key < end; ++key) {
             double score = 0;
             for (std::size_t i = 0; i < size; ++i)
-                score += q_[0][t * (q_stride() + 3) + h * size + i] * cached(k_[0], at(key, i));
+                score += q_[0][t * (q_stride() + 3) + h * size + i] * kept_k_[at(key, i)];
             score *= static_cast<double>(scale());
             if (c_.soft_cap != 0) score = c_.soft_cap * std::tanh(score / c_.soft_cap);
             if (c_.slopes) score -= static_cast<double>(slopes_[h]) * std::fabs(static_cast<double>(key - position));
@@ -177,7 +201,7 @@ private:
         for (std::size_t i = 0; i < size; ++i) {
             double sum = 0, terms = 0;
             for (std::size_t j = 0; j < scores.size(); ++j) {
-                const double term = std::exp(scores[j] - top) / total * cached(v_[0], at(begin + static_cast<std::int64_t>(j), i));
+                const double term = std::exp(scores[j] - top) / total * kept_v_[at(begin + static_cast<std::int64_t>(j), i)];
                 sum += term;
                 terms += std::fabs(term);
             }
@@ -198,12 +222,13 @@ private:
     std::vector<float> sinks_, slopes_;
     PagedCache paged_{};
     std::vector<Array> q_, k_, v_;  // one each
+    std::vector<double> kept_k_, kept_v_;
 };
 
 }  // namespace
 
 void test_attention(const Kernels& kernels) {
-    constexpr DType SINGLE = DType::float32, HALF = DType::bfloat16;
+    constexpr DType SINGLE = DType::float32, HALF = DType::bfloat16, INT8 = DType::int8, FLOAT8 = DType::float8;
     // dtype, cache, heads, group, size, block, window, soft cap, sinks, slopes, index
     const std::pair<const char*, Case> cases[] = {
         {"float32", {SINGLE, SINGLE, 2, 3, 40, 16, 0, 0, false, false, true}},
@@ -219,6 +244,10 @@ void test_attention(const Kernels& kernels) {
         {"bfloat16, everything", {HALF, HALF, 1, 7, 50, 40, 65, 4, true, true, true}},
         {"float32 over bfloat16", {SINGLE, HALF, 1, 6, 34, 16, 0, 0, false, false, true}},
         {"float32 over bfloat16, everything", {SINGLE, HALF, 2, 1, 18, 10, 21, 9, true, true, true}},
+        {"bfloat16 over int8", {HALF, INT8, 2, 4, 64, 16, 0, 0, false, false, true}},
+        {"bfloat16 over float8, everything", {HALF, FLOAT8, 1, 7, 50, 40, 65, 4, true, true, true}},
+        {"float32 over int8, everything", {SINGLE, INT8, 2, 1, 18, 10, 21, 9, true, true, true}},
+        {"float32 over float8, no index", {SINGLE, FLOAT8, 1, 6, 34, 24, 0, 0, false, false, false}},
     };
     Random random(3);
     for (const auto& [what, c] : cases) {

@@ -13,7 +13,7 @@ from engine.plugin.choosing import or_quarantine
 from engine.plugin.discovery import duplicate
 from engine.plugin.hints import did_you_mean
 from engine.plugin.plugin_list import only
-from engine.plugin.points import ANY_ARCHITECTURE, PICKS, POINTS
+from engine.plugin.points import ANY_ARCHITECTURE, PICKS, PLATFORM, POINTS
 from engine.plugin.selection import answer
 from engine.types.errors import ConfigError, EngineError, PluginError
 from engine_inspect.plugins import columns
@@ -51,15 +51,18 @@ class WhyCommand(Command):
         merged = command_settings(arguments)
         registry, config = Registry.discover(plugins=merged.plugin_list), EngineConfig.from_merged(merged)
         error: EngineError | None = None
-        selections, needs = [], None
+        selections, needs, unused = [], None, _NONE_AT_WORK
         try:
             plan = launch(config, registry)
             selections = [selection for selection in plan.selections if selection.point == point]
             worker, needs = plan.start.worker, plan.idle.get(point)
+            platform = plan.one(PLATFORM)
+            if platform is not None and point in platform.card.own_points:
+                unused = f"the worker of platform '{platform.candidate.name}' brings its own"
             subject = f"{point}, for {plan.model_name} in {worker.dtype} on {worker.device}"
         except EngineError as caught:  # the reasons are in it; what can be said of the candidates is said all the same
             error, subject = caught, point
-        outcomes = explain(registry, point, selections, needs)
+        outcomes = explain(registry, point, selections, needs, unused)
         if getattr(arguments, "json", False):
             print(
                 json.dumps({"point": point, "error": error and str(error), "candidates": _as_json(outcomes)}, indent=2)
@@ -92,7 +95,11 @@ class Outcome(NamedTuple):
 
 
 def explain(
-    registry: Registry, point: str, selections: Sequence[Selection[Any]], needs: Mapping[str, Any] | None = None
+    registry: Registry,
+    point: str,
+    selections: Sequence[Selection[Any]],
+    needs: Mapping[str, Any] | None = None,
+    unused: str = _NONE_AT_WORK,
 ) -> list[Outcome]:
     """What came of every candidate of a point, those at work first; one line for each thing that is said.
 
@@ -103,6 +110,7 @@ def explain(
         point: the point's name.
         selections: of this point; none where no driver of it is at work.
         needs: by kind, what a driver would be asked that none is at work for; None where it is not known.
+        unused: why nobody was asked, where nobody was.
     """
     pick = registry.points[point].pick
     outcomes: list[Outcome] = []
@@ -122,7 +130,7 @@ def explain(
             turns = [selection for selection in selections if kind in (selection.kind, "")]
             asks = {s.kind: s.need for s in turns} if needs is None or turns else {kind: needs[kind]}
             said.setdefault(_said(registry, candidate, card, turns, asks), []).append(kind)
-        for (verdict, reasons), kinds in (said or {("unused", (_NONE_AT_WORK,)): []}).items():
+        for (verdict, reasons), kinds in (said or {("unused", (unused,)): []}).items():
             outcomes.append(Outcome(candidate, card.priority, verdict, tuple(filter(None, kinds)), reasons))
     for candidate in registry.outdated(point):
         outcomes.append(Outcome(candidate, None, "outdated", (), (f"it {registry.why_outdated(candidate)}",)))

@@ -19,10 +19,10 @@ from engine.process.local import LocalProcess
 from engine.process.wire import decoder, encode
 from engine.types.errors import ConfigError, ManifestError
 from engine.types.messages import Beat
+from engine_kit.alike import what_is_here
 from engine_kit.host_gpus import capabilities
 from engine_kit.logs import log_as
 from engine_kit.spawning import Doer, Kill, LetGo, Line, Spawn, client_keys
-from engine_nodes.alike import what_is_here
 from engine_nodes.messages import Check, Denied, Found, FromAgent, Hello, ToAgent, Welcome
 from engine_nodes.settings import JoinSettings
 from engine_nodes.token import head_keys, read_token

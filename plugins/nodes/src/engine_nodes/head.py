@@ -15,8 +15,8 @@ from engine.interfaces.nodes import Node
 from engine.process.wire import decoder, encode
 from engine.types.errors import ConfigError, EngineDeadError, ManifestError
 from engine.types.messages import Beat
+from engine_kit.alike import differences, what_is_here
 from engine_kit.spawning import Asker, Line, server_keys
-from engine_nodes.alike import differences, what_is_here
 from engine_nodes.messages import Check, Denied, Found, FromAgent, Hello, ToAgent, Welcome
 from engine_nodes.token import head_keys, read_token
 

@@ -14,7 +14,7 @@ from engine.interfaces.context import WorkerContext
 from engine_reference.attention_torch import attention as body_module
 from engine_reference.attention_torch import plan as plan_module
 from engine_reference.attention_torch.attention import TorchAttentionBody
-from engine_reference.attention_torch.card import TorchAttention
+from engine_reference.attention_torch.card import TorchAttention, TorchLatentAttention
 
 
 def check(case: Case, tolerance: float = 1e-13) -> None:
@@ -152,6 +152,19 @@ def test_card() -> None:
     for dtype, kv_dtype in (("float32", "float64"), ("bfloat16", "float32"), ("bfloat16", "float16")):
         (reason,) = TorchAttention.unsupported(need(dtype=dtype, kv_dtype=kv_dtype))
         assert reason == f"a cache of {kv_dtype} under queries of {dtype} saves no memory"
+
+
+def test_a_cache_of_whole_numbers_is_the_processors() -> None:
+    for kv_dtype in ("int8", "float8_e4m3fn"):
+        assert TorchAttention.unsupported(need(kv_dtype=kv_dtype)) == []
+        assert TorchAttention.unsupported(need(kind="encoder", kv_dtype=kv_dtype)) == []
+        assert TorchAttention.scale_bytes(need(kv_dtype=kv_dtype)) == 2
+    assert TorchAttention.scale_bytes(need()) == TorchAttention.scale_bytes(need(kv_dtype="bfloat16")) == 0
+    assert TorchAttention.scale_bytes(need(kv_dtype="float8_e4m3fn", device="cuda")) == 0
+    (reason,) = TorchAttention.unsupported(need(kv_dtype="int8", device="cuda:0"))
+    assert "a cache of int8 is not served on cuda:0" in reason
+    (reason,) = TorchLatentAttention.unsupported(need(kind="mla", kv_dtype="int8"))
+    assert "a cache of int8 is not served" in reason
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

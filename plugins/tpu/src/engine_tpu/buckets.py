@@ -13,6 +13,8 @@ QUERIES = 16
 """Tokens of a block of queries, in steps whose rows have several."""
 _FEWEST = 16
 """Rows and tokens of the smallest step that is no decode."""
+_ALL_DRAW = 64
+"""Steps of so few tokens have room for draws at each of them: constraints may force any number of tokens of a row."""
 _SPARE_BLOCKS = 8
 """New pages that travel with a step, beside one for each row and table."""
 
@@ -73,7 +75,7 @@ class Buckets:
                     yield rows, tokens
 
     def _draws(self, rows: int, tokens: int) -> int:
-        return min(tokens, rows * self._draws_per_row)
+        return tokens if tokens <= _ALL_DRAW else min(tokens, rows * self._draws_per_row)
 
     def of(self, num_rows: int, num_tokens: int, num_draws: int, decodes: bool) -> Bucket:
         """The smallest bucket for a step; one that is not among these where none has room for so many draws."""

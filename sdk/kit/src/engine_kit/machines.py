@@ -3,7 +3,7 @@ started there, and how a core starts workers on other machines: through the head
 
 from __future__ import annotations
 
-import logging
+import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -26,8 +26,6 @@ from engine_kit.spawning import Asker, Doer, Line, Order, Spawn, Told, client_ke
 
 if TYPE_CHECKING:
     from engine.embedding import Launch
-
-log = logging.getLogger("engine.machines")
 
 START_SECONDS = 60.0
 """How long a machine may take to start a process."""
@@ -60,10 +58,11 @@ def seats(nodes: Sequence[Node], parallel: Parallel, num_cores: int) -> list[lis
             for at in together:
                 room[at] -= 1
             order += together
-    sharers, met, found = Counter(order), Counter[int](), list[Seat]()
+    sharers = Counter(nodes[at].address for at in order)  # of one machine, which may go by several names
+    met, found = Counter[int](), list[Seat]()
     for at in order:
         node = nodes[at]
-        device, sharing = (0, 1) if node.hides else (met[at], sharers[at])
+        device, sharing = (0, 1) if node.hides else (met[at], sharers[node.address])
         met[at] += 1
         found.append(Seat(node=node.name, address=node.address, device=device, sharers=sharing))
     return [found[core * parallel.world :][: parallel.world] for core in range(num_cores)]
@@ -122,7 +121,7 @@ class Machines:
             if self._several:
                 self._seats = seats(self._nodes.all(), worker.parallel, num_cores)
                 for line in rank_map(self._seats, worker.parallel, worker.model.num_layers):
-                    log.info("%s", line)
+                    print(line, file=sys.stderr, flush=True)
                 if self._apart:
                     self._relay = Relay(self._nodes)
         except BaseException:
@@ -209,7 +208,7 @@ class CoreNodes:
         # A core that stands in the place of a dead one is another for the head, which has its workers by this name.
         options = client_keys(link.key) | {zmq.IDENTITY: b"%d-" % link.core + zmq.curve_keypair()[0][:16]}
         self._line = Line(zmq.DEALER, link.address, options, self._heard)
-        self._asker = Asker(lambda order: self._line.send(encode(order)), "the machines", START_SECONDS)
+        self._asker = Asker(lambda order: self._line.send(encode(order)), "", START_SECONDS)
         self._line.start()
         self._closing = threading.Lock()
 

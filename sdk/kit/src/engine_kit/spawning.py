@@ -148,7 +148,7 @@ class Asker:
 
     Args:
         send: sends an order; from any thread.
-        where: who is asked, for people: "node b (10.0.0.2)".
+        where: who is asked, for people: "node b (10.0.0.2)"; "" where it asks others, which say it.
         patience: seconds that a start may take.
     """
 
@@ -163,14 +163,14 @@ class Asker:
     def spawn(self, node: str, module: str, start: bytes, what: str, devices: int = 0) -> NodeProcess:
         """See `engine.interfaces.nodes.Nodes.spawn`."""
         number = next(self._numbers)
-        process = self._asked[number] = AskedProcess(number, self._send, self.where)
+        process = self._asked[number] = AskedProcess(number, self._send, self.where or f"node {node}")
         if self._lost is not None:
             process.end(NODE_LOST, self._lost)
         else:
             self._send(Spawn(number, node, module, start, what, devices))
         if not process.answered.wait(self._patience):
             process.kill()
-            found = f"{self.where} did not answer for {self._patience:g} s"
+            found = f"{self.where or 'the head'} did not answer for {self._patience:g} s"
             raise EngineDeadError(f"start {what}", found, "see whether it hangs, or was cut off")
         if process.refused is not None:
             del self._asked[number]
@@ -189,7 +189,7 @@ class Asker:
             case Refused(_, error):
                 process.refuse(rebuild_error(error))
             case Ended(number, code, how):
-                process.end(code, f"{how}, on {self.where}")
+                process.end(code, f"{how}, on {self.where}" if self.where else how)
                 del self._asked[number]
 
     def lose(self, why: str) -> None:

@@ -11,8 +11,9 @@ from engine.interfaces.attention import AttentionBatch, AttentionLayer, Attentio
 from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup
 from engine_cpu._native import Attention, PagedCache, levels
+from engine_cpu.attention_cpu.card import SCALE_BYTES
 from engine_cpu.attention_cpu.plan import CpuPlan
-from engine_cpu.dtypes import DTYPES
+from engine_cpu.dtypes import CACHE_DTYPES, DTYPES
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
 
 KEYS = 16
 """Tokens whose keys lie together in a page."""
-PAIRS = MappingProxyType({torch.bfloat16: 2, torch.float32: 1})
+PAIRS = MappingProxyType({torch.float8_e4m3fn: 2, torch.int8: 2, torch.bfloat16: 2, torch.float32: 1})
 """Elements that dot products take at once: PAIR of native/attention.h."""
+WORDS = MappingProxyType({2: torch.int16, 4: torch.int32})
+"""By bytes: what such pairs are read as."""
 
 
 class CpuLayerCache(LayerCache):
-    """One layer's views, k and v [num_pages, num_kv_heads, tokens_per_block * head_size], and the kernels' own form."""
+    """One layer's views, k and v [num_pages, num_kv_heads, tokens_per_block * head_size], and the kernels' own form; of
+    8 bits also the scales of both, bfloat16 [num_pages, num_kv_heads, 2, tokens_per_block]."""
 
     paged: PagedCache
+    scales: torch.Tensor | None = None
 
 
 class CpuAttentionBody:
@@ -57,14 +62,15 @@ class CpuAttentionBody:
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> CpuLayerCache:
         """Views of uint8 pages [num_pages, layer_bytes]."""
         dtype: torch.dtype = getattr(torch, need.kv_dtype)
-        shape = (group.num_kv_heads, 2, group.tokens_per_block * group.head_size)
-        elements = shape[0] * shape[1] * shape[2]
-        both = pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, shape)
+        block, size, heads = group.tokens_per_block, group.head_size, group.num_kv_heads
+        scales = 2 * SCALE_BYTES * block if dtype.itemsize == 1 else 0
+        each = scales + 2 * block * size * dtype.itemsize
+        of_heads = pages[:, : heads * each].unflatten(1, (heads, each))
+        both = of_heads[:, :, scales:].view(dtype).unflatten(2, (2, block * size))
         cache = CpuLayerCache(both[:, :, 0], both[:, :, 1])
-        cache.paged = PagedCache(
-            DTYPES[dtype], both.data_ptr(), both.stride(0) * dtype.itemsize, group.num_kv_heads, group.head_size,
-            group.tokens_per_block,
-        )  # fmt: skip
+        if scales:
+            cache.scales = of_heads[:, :, :scales].view(torch.bfloat16).unflatten(2, (2, block))
+        cache.paged = PagedCache(CACHE_DTYPES[dtype], pages.data_ptr(), pages.stride(0), heads, size, block)
         return cache
 
     def plan(self, batch: AttentionBatch, group: KVGroup, out: CpuPlan | None = None) -> CpuPlan:
@@ -74,7 +80,8 @@ class CpuAttentionBody:
         return plan
 
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: CpuPlan) -> None:
-        """Store k, v [T, num_kv_heads, head_size], rounded to the cache's type where that is narrower."""
+        """Store k, v [T, num_kv_heads, head_size], rounded to the cache's type where that is narrower; to 8 bits by the
+        largest element of each."""
         assert isinstance(cache, CpuLayerCache)
         self._write(self._kernels_of(layer), k, v, cache.paged, plan.slot_mapping)
 
@@ -82,7 +89,8 @@ class CpuAttentionBody:
         """See `engine.interfaces.attention.AttentionBackend.read`."""
         pair, size, block = PAIRS[cache.k.dtype], group.head_size, group.tokens_per_block
         page, offset = slots // block, slots % block
-        pairs, whole = cache.k.view(torch.int32), block // KEYS * KEYS  # behind `whole`: a group of fewer tokens
+        pairs = cache.k.view(WORDS[pair * cache.k.dtype.itemsize])
+        whole = block // KEYS * KEYS  # behind it: a group of fewer tokens
         keys = pairs.new_empty(len(slots), group.num_kv_heads, size // pair)
         for first, end, width in ((0, whole, KEYS), (whole, block, block - whole)):
             if first < end:
@@ -91,7 +99,12 @@ class CpuAttentionBody:
                 found = groups[page, :, at // width, :, at % width]
                 keys = torch.where((offset >= first)[:, None, None], found, keys) if first else found
         values = cache.v.unflatten(2, (block // pair, size, pair))[page, :, offset // pair, :, offset % pair]
-        return keys.contiguous().view(cache.k.dtype), values
+        found = keys.contiguous().view(cache.k.dtype)
+        if getattr(cache, "scales", None) is None:
+            return found, values
+        assert isinstance(cache, CpuLayerCache) and cache.scales is not None
+        scales = cache.scales[page, :, :, offset].float().unsqueeze(-1)
+        return found.float() * scales[:, :, 0], values.float() * scales[:, :, 1]
 
     def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
         """See `engine.interfaces.attention.AttentionBackend.move`."""

@@ -9,6 +9,11 @@ from engine_cpu.levels import LevelOptions, not_run
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
+CODES = ("int8", "float8_e4m3fn")
+"""What a cache may hold beside those: 8 bits, with a scale for each token's key of a head, and for its value."""
+SCALE_BYTES = 2
+"""Of a scale, in bfloat16: the exponents of float32 in half the bytes, 1.6 % of heads of 128 elements. What it is
+rounded by costs nothing: codes are of numbers divided by the rounded scale, and read they are exact in float32."""
 FEATURES = frozenset({"kv_index", "tree", "sinks", "alibi", "relative_bias", "two_sided", "lse"})
 
 
@@ -39,22 +44,26 @@ class CpuAttention(AttentionCard):
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
         kv_dtype = need.dtype if need.kind == "encoder" else need.kv_dtype
-        if kv_dtype not in DTYPES:
-            reasons.append(f"a cache of {kv_dtype} is not served, only of {', '.join(DTYPES)}")
+        if kv_dtype not in (*DTYPES, *CODES):
+            reasons.append(f"a cache of {kv_dtype} is not served, only of {', '.join((*DTYPES, *CODES))}")
         elif (need.dtype, kv_dtype) == ("bfloat16", "float32"):
             reasons.append("a cache of float32 under queries of bfloat16 saves no memory")
-        if kv_dtype == "bfloat16":
+        if kv_dtype in ("bfloat16", *CODES):
             # The pages hold pairs of elements, and of tokens.
             if need.head_size % 2:
-                reasons.append(f"heads of {need.head_size} elements, an odd number, are not served in bfloat16")
+                reasons.append(f"heads of {need.head_size} elements, an odd number, are not served in {kv_dtype}")
             if need.kind != "encoder" and need.block_size % 2:
-                reasons.append(f"blocks of {need.block_size} tokens, an odd number, are not served in bfloat16")
+                reasons.append(f"blocks of {need.block_size} tokens, an odd number, are not served in {kv_dtype}")
         reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
         if need.features >= {"tree", "alibi"}:
             reasons.append("slopes are not served with trees of drafts (features 'alibi' and 'tree')")
         if need.features >= {"tree", "relative_bias"}:
             reasons.append("relative biases are not served with trees of drafts (features 'relative_bias' and 'tree')")
         return reasons
+
+    @classmethod
+    def scale_bytes(cls, need: AttentionNeed) -> int:
+        return SCALE_BYTES if need.kv_dtype in CODES else 0
 
     @classmethod
     def remarks(cls, need: AttentionNeed) -> list[str]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BLOCK = 1024
 """Elements of a program of what is computed one by one."""
+PLACED = 256
+"""Pairs whose places a program looks up."""
 SORTED = 4096
 """Pairs that a program of the sort looks at together, at most."""
 FEW = 4
@@ -125,8 +127,8 @@ class Experts(MayDepend):
         ids = ids.contiguous()
         out, (per_token, replicas) = torch.empty_like(ids), (ids.shape[1], table.shape[1])
         if out.numel():
-            place_kernel[(triton.cdiv(ids.numel(), BLOCK),)](
-                ids, table, load, out, first, ids.numel(), len(load), per_token, replicas, BLOCK,
+            place_kernel[(triton.cdiv(ids.numel(), PLACED),)](
+                ids, table, load, out, first, ids.numel(), len(load), per_token, replicas, PLACED,
                 bool(self.dependent), **self.dependent,
             )  # fmt: skip
         return out

@@ -23,7 +23,7 @@ class DealtOptions(BaseModel):
 
     redundant: int = Field(default=0, ge=0)
     rebalance_every: int = Field(default=0, ge=0)
-    step_bytes: ByteSize = Field(default=ByteSize(16 << 20), ge=1)
+    step_bytes: ByteSize = Field(default=ByteSize(8 << 20), ge=1)
 
 
 class DealtCard(ExpertsCard):

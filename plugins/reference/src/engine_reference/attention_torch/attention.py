@@ -1,9 +1,10 @@
 """The body of the reference attention.
 
 A page of a layer holds K, then V, each [num_kv_heads, tokens_per_block, head_size]: a head's tokens lie together, so
-that gathered pages turn into one matrix a head by copying whole runs. Scores are computed in float32 at least. The
-query heads of a group share their K and V: they are folded into the query length (decode: [rows * kv heads, group,
-head size]), so that each K is read once.
+that gathered pages turn into one matrix a head by copying whole runs. In 8 bits there follow, where the page has room
+for them, the scales of K and of V in bfloat16, each [num_kv_heads, tokens_per_block]; else scales are 1. Scores are
+computed in float32 at least. The query heads of a group share their K and V: they are folded into the query length
+(decode: [rows * kv heads, group, head size]), so that each K is read once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.kv import KVGroup
+from engine_reference.attention_torch.card import SCALE_BYTES
 from engine_reference.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
 
 if TYPE_CHECKING:
@@ -83,6 +85,21 @@ def stored(keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> tupl
     return keys.to(dtype), values.to(dtype)
 
 
+def coded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys or values [..., D] in 8 bits, and bfloat16 scales [...]: of each the largest magnitude has the largest code.
+
+    Codes are of x divided by its scale as it is rounded, which moves the largest by less than half a step: what is read
+    and written again has the same bits. The scale is NaN where an element is no number; codes are always numbers.
+    """
+    limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    step = wide.abs().amax(dim=-1) / limit
+    scales = torch.where(step < torch.finfo(torch.float32).tiny, 0, step).bfloat16()
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    divided = (wide / scales.to(wide.dtype).unsqueeze(-1)).nan_to_num(0, 0, 0).clamp(-limit, limit)
+    return (divided.round() if dtype == torch.int8 else divided).to(dtype), scales
+
+
 def forward_encoder(
     layer: AttentionLayer,
     q: torch.Tensor,
@@ -122,6 +139,12 @@ def forward_encoder(
                 lse[first:last] = total.T
 
 
+class TorchLayerCache(LayerCache):
+    """One layer's views; of codes of 8 bits also their scales."""
+
+    scales: LayerCache | None = None
+
+
 class TorchAttentionBody:
     """Paged attention with grouped heads, sliding window, soft cap, sinks, ALiBi, relative biases, any `kv_index` and
     trees."""
@@ -135,10 +158,15 @@ class TorchAttentionBody:
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
         """Views [num_pages, num_kv_heads, tokens_per_block, head_size] of uint8 pages [num_pages, layer_bytes]."""
         dtype: torch.dtype = getattr(torch, need.kv_dtype)
-        shape = (len(pages), 2, group.num_kv_heads, group.tokens_per_block, group.head_size)
-        elements = shape[1] * shape[2] * shape[3] * shape[4]
-        both = pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, shape[1:])
-        return LayerCache(both[:, 0], both[:, 1])
+        shape = (2, group.num_kv_heads, group.tokens_per_block, group.head_size)
+        vectors = shape[0] * shape[1] * shape[2]
+        elements = vectors * group.head_size * dtype.itemsize
+        both = pages[:, :elements].view(dtype).unflatten(1, shape)
+        cache = TorchLayerCache(both[:, 0], both[:, 1])
+        if dtype.itemsize == 1 and group.layer_bytes >= elements + vectors * SCALE_BYTES:
+            scales = pages[:, elements : elements + vectors * SCALE_BYTES].view(torch.bfloat16).unflatten(1, shape[:-1])
+            cache.scales = LayerCache(scales[:, 0], scales[:, 1])
+        return cache
 
     def plan(self, batch: AttentionBatch, group: KVGroup, out: TorchPlan | None = None) -> TorchPlan:
         """The step's pages and masks, which all layers of the group share."""
@@ -149,20 +177,30 @@ class TorchAttentionBody:
     def write(
         self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: TorchPlan
     ) -> None:
-        """Store k, v [T, num_kv_heads, head_size], see `stored`."""
+        """Store k, v [T, num_kv_heads, head_size], see `stored` and `coded`."""
         del layer
         where = (plan.page, slice(None), plan.offset)
-        cache.k[where], cache.v[where] = stored(k, v, cache.k.dtype)
+        if (scales := _scales(cache)) is None:
+            cache.k[where], cache.v[where] = stored(k, v, cache.k.dtype)
+            return
+        (cache.k[where], of_keys), (cache.v[where], of_values) = (coded(x, cache.k.dtype) for x in (k, v))
+        broken = of_values.isnan()  # see `stored`
+        scales.k[where] = of_keys.masked_fill(broken, torch.nan)
+        scales.v[where] = of_values.masked_fill(broken, 0)
 
     def read(self, group: KVGroup, cache: LayerCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `engine.interfaces.attention.AttentionBackend.read`."""
         where = (slots // group.tokens_per_block, slice(None), slots % group.tokens_per_block)
-        return cache.k[where], cache.v[where]
+        if (scales := _scales(cache)) is None:
+            return cache.k[where], cache.v[where]
+        found = [x[where].float() * scale[where].float().unsqueeze(-1) for x, scale in zip(cache, scales, strict=True)]
+        return found[0], found[1]
 
     def move(self, group: KVGroup, cache: LayerCache, source: torch.Tensor, destination: torch.Tensor) -> None:
         """See `engine.interfaces.attention.AttentionBackend.move`."""
-        where = (destination // group.tokens_per_block, slice(None), destination % group.tokens_per_block)
-        cache.k[where], cache.v[where] = self.read(group, cache, source)
+        size, every = group.tokens_per_block, slice(None)
+        for x in (*cache, *(_scales(cache) or ())):
+            x[destination // size, every, destination % size] = x[source // size, every, source % size]
 
     def forward(
         self,
@@ -200,8 +238,9 @@ def _decode(
     rows = chunk.stop - chunk.start
     heads, size = layer.group.num_kv_heads, layer.group.head_size
     grouped = q[chunk.start : chunk.stop].reshape(rows * heads, -1, size)
-    keys = _gather(cache.k, chunk, rows, grouped.dtype)
-    values = _gather(cache.v, chunk, rows, grouped.dtype)
+    of_keys, of_values = _scales(cache) or (None, None)
+    keys = _gather(cache.k, of_keys, chunk, rows, grouped.dtype)
+    values = _gather(cache.v, of_values, chunk, rows, grouped.dtype)
     scores = scores_of(layer, grouped, keys)
     if layer.alibi_slopes is not None:
         slopes = layer.alibi_slopes.to(scores.dtype).view(1, -1, 1)
@@ -253,8 +292,9 @@ def _prefill(
         first_block, last_block = first_key // per_block, highest // per_block
         pages = row.table[first_block : last_block + 1]
         inside = slice(first_key - first_block * per_block, highest + 1 - first_block * per_block)
-        keys = _gather_row(cache.k, pages, inside, q.dtype)
-        values = _gather_row(cache.v, pages, inside, q.dtype)
+        of_keys, of_values = _scales(cache) or (None, None)
+        keys = _gather_row(cache.k, of_keys, pages, inside, q.dtype)
+        values = _gather_row(cache.v, of_values, pages, inside, q.dtype)
         key = torch.arange(first_key, highest + 1, device=q.device)
         before = index.unsqueeze(1) - key  # places between a query and a key
         hidden = before < 0
@@ -308,21 +348,34 @@ class _Branches(NamedTuple):
         return self.counts.gather(1, before.clamp(0, 63))
 
 
-def _gather(pages: torch.Tensor, chunk: DecodeChunk, rows: int, dtype: torch.dtype) -> torch.Tensor:
+def _scales(cache: LayerCache) -> LayerCache | None:
+    return cache.scales if isinstance(cache, TorchLayerCache) else None
+
+
+def _gather(
+    pages: torch.Tensor, scales: torch.Tensor | None, chunk: DecodeChunk, rows: int, dtype: torch.dtype
+) -> torch.Tensor:
     """[rows * num_kv_heads, num_keys, head_size], in float32 at least. index_select beats indexing several times."""
     _, heads, per_block, size = pages.shape
     gathered = pages.index_select(0, chunk.pages).view(rows, chunk.num_blocks, heads, per_block, size)
     result = _widened_empty((rows, heads, chunk.num_blocks, per_block, size), gathered, dtype)
     result.copy_(gathered.transpose(1, 2))
+    if scales is not None:
+        some = scales.index_select(0, chunk.pages).view(rows, chunk.num_blocks, heads, per_block, 1)
+        result.mul_(some.transpose(1, 2))
     return result.view(rows * heads, chunk.num_blocks * per_block, size)[:, : chunk.num_keys]
 
 
-def _gather_row(pages: torch.Tensor, table: torch.Tensor, inside: slice, dtype: torch.dtype) -> torch.Tensor:
+def _gather_row(
+    pages: torch.Tensor, scales: torch.Tensor | None, table: torch.Tensor, inside: slice, dtype: torch.dtype
+) -> torch.Tensor:
     """[num_kv_heads, keys, head_size] of one row's pages, in float32 at least."""
     _, heads, per_block, size = pages.shape
     gathered = pages.index_select(0, table)
     result = _widened_empty((heads, len(table), per_block, size), gathered, dtype)
     result.copy_(gathered.transpose(0, 1))
+    if scales is not None:
+        result.mul_(scales.index_select(0, table).transpose(0, 1).unsqueeze(-1))
     return result.view(heads, len(table) * per_block, size)[:, inside]
 
 

@@ -201,15 +201,14 @@ class _EngineCollector(Collector):
         events = [((*labels, event), pages) for labels, _, stats in cores for event, pages in stats.retention_events]
         text = "Retained pages whose time was over, that were given up before, and that a bound displaced."
         yield self._family(_Counter, "kv_retention_events", text, ("engine", "event"), events)
-        if self._experts:
-            text = "Tokens that each routed expert has computed, all layers and ranks together."
-            by_expert = [
-                ((str(expert),), sum(counts)) for expert, counts in enumerate(zip_longest(*self._experts, fillvalue=0))
-            ]
-            yield self._family(_Counter, "expert_tokens", text, ("expert",), by_expert)
-            text = "Tokens that the routed experts of a rank have computed; engine cores' ranks follow one another."
-            by_rank = [((str(rank),), sum(counts)) for rank, counts in enumerate(self._experts)]
-            yield self._family(_Counter, "expert_rank_tokens", text, ("rank",), by_rank)
+        text = "Tokens that each routed expert has computed, all layers and ranks together."
+        by_expert = [
+            ((str(expert),), sum(counts)) for expert, counts in enumerate(zip_longest(*self._experts, fillvalue=0))
+        ]
+        yield self._family(_Counter, "expert_tokens", text, ("expert",), by_expert)
+        text = "Tokens that the routed experts of a rank have computed; engine cores' ranks follow one another."
+        by_rank = [((str(rank),), sum(counts)) for rank, counts in enumerate(self._experts)]
+        yield self._family(_Counter, "expert_rank_tokens", text, ("rank",), by_rank)
         alive = [(labels, float(core.alive)) for labels, core, _ in cores]
         yield self._family(_Gauge, "engine_up", "1 while the core lives.", engine, alive)
         text, retries = "Requests sent again because their core had died.", [((), self._measured.retries)]

@@ -108,6 +108,8 @@ class Case:
         share: (rank, ranks): of each row's keys, those whose place is rank modulo ranks are here, in their order, and
             the form's window counts these.
         trees: of some rows, whose last tokens they are; the nodes before the row's tokens were computed before.
+        scale_bytes: what the card answered. With scales, vectors of very different sizes are drawn, and what the oracle
+            computes with is what the driver reads back, once that was found to be near to what was written.
     """
 
     def __init__(
@@ -128,9 +130,12 @@ class Case:
         lse: bool = True,
         share: tuple[int, int] = (0, 1),
         trees: Mapping[int, Tree] | None = None,
+        scale_bytes: int = 0,
     ) -> None:
         assert not padding_rows or num_decodes == len(rows)
         self.form = form
+        self.scale_bytes = scale_bytes
+        self.kept: tuple[list[np.ndarray], list[np.ndarray]] | None = None
         self.rows = rows
         self.trees = trees or {}
         self.device = device
@@ -143,8 +148,7 @@ class Case:
         self.random = np.random.default_rng(seed)
         self.dtype: torch.dtype = getattr(torch, form.dtype)
         self.kv_dtype: torch.dtype = getattr(torch, form.kv_dtype or form.dtype)
-        vectors = 1 if form.kind == "mla" else 2
-        elements = vectors * form.num_kv_heads * tokens_per_block * form.head_size
+        vectors = (1 if form.kind == "mla" else 2) * form.num_kv_heads * tokens_per_block
         self.group = KVGroup(
             index=0,
             kind=form.kind,  # type: ignore[arg-type]
@@ -153,7 +157,7 @@ class Case:
             head_size=form.head_size,
             sliding_window=form.window,
             tokens_per_block=tokens_per_block,
-            layer_bytes=elements * self.kv_dtype.itemsize,
+            layer_bytes=vectors * (form.head_size * self.kv_dtype.itemsize + scale_bytes),
             num_q_heads=self.need.num_q_heads,
             rope_size=form.rope_size,
         )
@@ -194,6 +198,8 @@ class Case:
         for row in self.rows:
             for values in (self.k, self.v):
                 drawn = self.random.normal(size=(row[-1] + 1, form.num_kv_heads, form.head_size))
+                if self.scale_bytes:
+                    drawn *= 2 ** self.random.uniform(-4, 1, size=(*drawn.shape[:2], 1))
                 values.append(self._round(drawn))
         heads, kv_heads = form.num_kv_heads * form.group_size, form.num_kv_heads
         self.num_real = sum(len(row) for row in self.rows)
@@ -247,8 +253,9 @@ class Case:
             self.seen[row] &= np.abs(self.ahead[row]) < self.form.window
 
     def _round(self, values: np.ndarray) -> np.ndarray:
-        """As they are stored."""
-        rounded: np.ndarray = torch.from_numpy(values).to(self.dtype).to(self.kv_dtype).double().numpy()
+        """As they are stored; with scales, as they are given."""
+        wide = torch.from_numpy(values).to(self.dtype)
+        rounded: np.ndarray = (wide if self.scale_bytes else wide.to(self.kv_dtype)).double().numpy()
         return rounded
 
     def spoil(self, row: int, place: int, value: float, values_alone: bool) -> None:
@@ -269,8 +276,9 @@ class Case:
         """A step that computes a row's queries start .. stop - 1 alone, after steps that computed those before."""
         places = list(self.rows[row])[start:stop]
         one = Case(
-            self.form, [places], int(len(places) == 1), self.group.tokens_per_block, device=self.device, lse=self.lse
-        )
+            self.form, [places], int(len(places) == 1), self.group.tokens_per_block, device=self.device, lse=self.lse,
+            scale_bytes=self.scale_bytes,
+        )  # fmt: skip
         one.need = self.need
         one.layer = replace(self.layer, group=one.group)
         first = sum(map(len, self.rows[:row])) + start
@@ -303,9 +311,7 @@ class Case:
                 if self.seen[row][:, block * per_block : (block + 1) * per_block].any():
                     self.table[row, block] = page
         page_bytes = NUM_LAYERS * self.group.layer_bytes + self.form.spare_bytes
-        self.pool = torch.zeros(num_pages, page_bytes, dtype=torch.uint8)
-        self.pool.view(self.kv_dtype).fill_(torch.nan)
-        self.pool = self.pool.to(self.device)
+        self.pool = torch.full((num_pages, page_bytes), 255, dtype=torch.uint8, device=self.device)  # NaN of any float
         self.before = self.pool.clone()
         start = LAYER * self.group.layer_bytes
         self.pages = self.pool[:, start : start + self.group.layer_bytes]
@@ -390,11 +396,36 @@ class Case:
         self, body: AttentionBackend, cache: LayerCache, plan: Any, out: torch.Tensor, lse: torch.Tensor | None
     ) -> None:
         """This step's `write` and `forward`."""
+        if self.form.kind not in ("encoder", "cross"):
+            body.write(self.layer, self.new_k, self.new_v, cache, plan)
+        if self.scale_bytes:
+            self._learn(body, cache)
         if self.form.kind == "cross":
             return body.forward(self.layer, self.q, self.new_k[:0], self.new_v[:0], cache, plan, out, lse)
-        if self.form.kind != "encoder":
-            body.write(self.layer, self.new_k, self.new_v, cache, plan)
         body.forward(self.layer, self.q, self.new_k, self.new_v, cache, plan, out, lse)
+
+    def _learn(self, body: AttentionBackend, cache: LayerCache) -> None:
+        """Read what keys and values became, which are within half a step of what they were: of the scale by which the
+        largest of a vector becomes the largest code, and of the code's own last bit."""
+        self.kept = [x.copy() for x in self.k], [x.copy() for x in self.v]
+        for row, seen in enumerate(self.seen):
+            places = np.flatnonzero(seen.any(axis=0))
+            if not len(places):
+                continue
+            slots = torch.tensor(self._slots(row, places.tolist()), dtype=torch.int64, device=self.device)
+            sound = np.isfinite(self.k[row][places] + self.v[row][places]).all(axis=-1)
+            for kept, given, found in zip(
+                self.kept, (self.k, self.v), body.read(self.group, cache, slots), strict=True
+            ):
+                wanted = given[row][places]
+                kept[row][places] = found.double().cpu().numpy()
+                largest = np.abs(wanted).max(axis=-1, keepdims=True)
+                if self.kv_dtype == torch.int8:
+                    step = np.broadcast_to(largest / 127 / 2, wanted.shape)
+                else:
+                    step = np.maximum(np.abs(wanted) / 16, largest / 448 / 1024)
+                error = np.abs(kept[row][places] - wanted)
+                assert (error <= 1.03 * step)[sound].all(), "more than half a step from what was written"
 
     def outputs(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Room for `forward`: all NaN, so that what is not written shows. No lse where none is asked for."""
@@ -422,10 +453,21 @@ class Case:
         order, before = self.random.permutation(len(slots)), self.pool.clone()
         found = body.read(self.group, cache, torch.tensor(slots)[order].to(self.device))
         assert torch.equal(self.pool.view(torch.uint8), before.view(torch.uint8)), "reading changed the pool"
+        dtype = torch.float32 if self.scale_bytes else self.kv_dtype
         for part, expected in zip(found, self.stored(), strict=True):
-            assert part.dtype == self.kv_dtype, f"{part.dtype} is read of a cache of {self.kv_dtype}"
+            assert part.dtype == dtype, f"{part.dtype} is read of a cache of {self.kv_dtype}"
             whole = np.concatenate([of_row[seen] for of_row, seen in zip(expected, places, strict=True)])
             np.testing.assert_array_equal(part.cpu().double().numpy(), whole[order])
+        if self.scale_bytes:
+            self._check_written_again(body, cache)
+
+    def _check_written_again(self, body: Any, cache: LayerCache) -> None:
+        """What was read and is written again is read as the same."""
+        slots, plan = self.history.slot_mapping, body.plan(self.history, self.group)
+        found = [part.clone() for part in body.read(self.group, cache, slots)]
+        body.write(self.layer, *found, cache, plan)
+        for part, again in zip(found, body.read(self.group, cache, slots), strict=True):
+            torch.testing.assert_close(again, part, rtol=0, atol=0, equal_nan=True)
 
     def check_rotated(self, body: Any, rotary: int, normed: bool) -> None:
         """Queries and keys are rotated in so many elements where keys are written, and normed before that: what
@@ -450,9 +492,10 @@ class Case:
             self.k[row][self.own[row]] = self._round(keys)
             slots = torch.tensor(self._slots(row, self.own[row]), dtype=torch.int64, device=self.device)
             found = [part.cpu().double().numpy() for part in body.read(self.group, cache, slots)]
-            near = max(tolerance, torch.finfo(self.kv_dtype).eps)
+            near = max(tolerance, 1 / 16 if self.scale_bytes else torch.finfo(self.kv_dtype).eps)
             np.testing.assert_allclose(found[0], self.k[row][self.own[row]], rtol=near, atol=near, err_msg="keys")
-            np.testing.assert_array_equal(found[1], self.v[row][self.own[row]], err_msg="values")
+            exact = 0 if not self.scale_bytes else near
+            np.testing.assert_allclose(found[1], self.v[row][self.own[row]], rtol=exact, atol=exact, err_msg="values")
             self.k[row][self.own[row]] = found[0]  # the last bit of an operation is its driver's
             first += len(places)
         self.q = q
@@ -487,14 +530,15 @@ class Case:
 
     def stored(self) -> Sequence[Sequence[np.ndarray]]:
         """What `read` gives: for each of its tensors each row's part, of all its keys."""
-        return self.k, self.v
+        return self.kept or (self.k, self.v)
 
     def expected(self) -> DenseResult:
         """The dense oracle's, of all real tokens."""
         found, first = [], 0
+        keys, values = self.kept or (self.k, self.v)
         for r, places in enumerate(self.index):
             q = self.q[first : first + len(places)].double().cpu().numpy()
-            found.append(dense(q, self.k[r], self.v[r], self.ahead[r], self.seen[r], self.layer.scale, self.extras))
+            found.append(dense(q, keys[r], values[r], self.ahead[r], self.seen[r], self.layer.scale, self.extras))
             first += len(places)
         return DenseResult(np.concatenate([one.out for one in found]), np.concatenate([one.lse for one in found]))
 
@@ -528,7 +572,8 @@ def check_unseen(make: Callable[[], Case], body: AttentionBackend, keys: Keys) -
     clean = make()
     out, lse = clean.run(body)
     clean.check(out, lse)
-    real, narrow = clean.num_real, clean.kv_dtype.itemsize == 1  # where an infinity is a large number
+    real = clean.num_real
+    narrow = clean.kv_dtype.itemsize == 1 and not clean.scale_bytes  # where an infinity is a large number
     for values_alone, values in ((True, (np.nan, np.inf)), (False, (np.inf, np.nan))):
         case = make()
         for i, (row, place) in enumerate(keys):
@@ -554,6 +599,8 @@ def check_shares(make: Callable[..., Case], backend: Callable[[str], Any], form:
     whole = make(form)
     if not whole.lse:
         not_served("it gives no lse, by which results are put together")
+    if whole.scale_bytes:
+        whole.run(backend(form.dtype))  # for what its keys and values become
     for ranks in (2, 3):
         parts = []
         for rank in range(ranks):

@@ -35,6 +35,8 @@ from engine_sdk.conformance.contexts import require_capture, worker_context
 from engine_sdk.conformance.timing import median_seconds
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+CODES = ("float8_e4m3fn", "int8")
+"""What a cache of 8 bits holds."""
 DECODES: Rows = [[0], [15], [16], [37], [5]]
 MIXED: Rows = [[20], [33], range(23), range(17, 40), range(31, 33)]
 """Two decodes, a whole prompt, a later chunk of one, and a short extend."""
@@ -116,8 +118,11 @@ class AttentionConformance(LatentTests, Conformance):
         card = cast("type[AttentionCard]", cls.subject().card)
         per_page = card.tokens_per_page(need)
         assert isinstance(per_page, int) and per_page > 0, "tokens_per_page is not a number of tokens"
-        lse = cls.gives_lse(need)
-        return Case(form, rows, num_decodes, per_page * form.blocks, device=cls.device, lse=lse, **how)
+        lse, scales = cls.gives_lse(need), card.scale_bytes(need)
+        assert isinstance(scales, int) and scales >= 0, "scale_bytes is not a number of bytes"
+        return Case(
+            form, rows, num_decodes, per_page * form.blocks, device=cls.device, lse=lse, scale_bytes=scales, **how
+        )
 
     @classmethod
     def gives_lse(cls, need: AttentionNeed) -> bool:
@@ -391,7 +396,7 @@ class AttentionConformance(LatentTests, Conformance):
         """Keys and values of slots are moved to others, bit for bit, all read before any is written. Nothing else is
         changed."""
         forms = [Form(dtype=dtype, block_size=size, head_size=64) for size in (16, 24, 8)]
-        forms += [replace(forms[0], kv_dtype=kv_dtype) for kv_dtype in ("bfloat16", "float8_e4m3fn")]
+        forms += [replace(forms[0], kv_dtype=kv_dtype) for kv_dtype in ("bfloat16", *CODES)]
         for form in self.served(forms):
             self.case(form, TREE_ROWS, 1, trees=TREES).check_move(self.backend(form.dtype))
 
@@ -408,7 +413,7 @@ class AttentionConformance(LatentTests, Conformance):
     def test_reading_back(self, dtype: str) -> None:
         """Keys and values can be read, as they were stored, from any slots: blocks of other sizes, narrower caches."""
         forms = [Form(dtype=dtype, block_size=size, head_size=64) for size in (16, 24, 8)]
-        forms += [replace(forms[0], kv_dtype=kv_dtype) for kv_dtype in ("bfloat16", "float8_e4m3fn")]
+        forms += [replace(forms[0], kv_dtype=kv_dtype) for kv_dtype in ("bfloat16", *CODES)]
         for form in self.served(forms):
             self.case(form, MIXED, 2).check_read(self.backend(form.dtype))
 
@@ -424,13 +429,48 @@ class AttentionConformance(LatentTests, Conformance):
         for rotary, normed in ((64, True), (64, False), (24, True), (24, False)):
             rows: Rows = [[20], range(14, 18), range(5)]
             self.case(form, rows, 1, strided=True, padding_tokens=3).check_rotated(body, rotary, normed)
-        for narrow in self.served([form, *(replace(form, kv_dtype=kv) for kv in ("bfloat16", "float8_e4m3fn"))]):
+        for narrow in self.served([form, *(replace(form, kv_dtype=kv) for kv in ("bfloat16", *CODES))]):
             self.case(narrow, [[15], [4]], 2).check_rotated(body, 64, True)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_fp8_cache(self, dtype: str) -> None:
-        """Keys and values of 8 bits (e4m3, scales of 1), computed with in the queries' precision."""
+        """Keys and values of 8 bits (e4m3), computed with in the queries' precision. Scales are 1, or a token's key of
+        a head has one, and its value another."""
         self.verify(Form(dtype=dtype, kv_dtype="float8_e4m3fn"), MIXED, 2)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_int8_cache(self, dtype: str) -> None:
+        """The same of whole numbers, which have scales."""
+        self.verify(Form(dtype=dtype, kv_dtype="int8"), MIXED, 2)
+
+    @pytest.mark.parametrize("kv_dtype", CODES)
+    def test_caches_with_scales(self, kv_dtype: str) -> None:
+        """Whatever else a layer has: windows, soft caps, sinks, slopes, trees, encoders, queries anywhere, keys on
+        several ranks, long rows, padding."""
+        base = Form(kv_dtype=kv_dtype)
+        self.require(base.need(self.device))
+        if not self.case(base, DECODES, 5).scale_bytes:
+            not_served("its scales are 1")
+        gaps: Rows = [[7], [0, 3, 4, 19], [12, 13, 40], range(5, 9)]
+        long: Rows = [[700], [3], range(660, 700)]
+        for changes, rows, num_decodes, how in (
+            ({"kind": "sliding", "window": 9, "soft_cap": 2.0, "sinks": True}, MIXED, 2, {}),
+            ({"alibi": True, "head_size": 48, "block_size": 24}, MIXED, 2, {"strided": True}),
+            ({"group_size": 7, "head_size": 64, "block_size": 4}, MIXED, 2, {"padding_tokens": 3}),
+            ({"group_size": 1, "num_kv_heads": 1, "blocks": 2}, DECODES, 5, {"padding_rows": 2}),
+            ({}, gaps, 1, {}),
+            ({"num_kv_heads": 1}, long, 2, {"bound": 4}),
+            ({"kind": "cross"}, [[37], [0], [40] * 7], 2, {}),
+            ({}, TREE_ROWS, 1, {"trees": TREES}),
+        ):  # fmt: skip
+            form = replace(base, **changes)
+            need = form.need(self.device, rows)
+            if not self.subject().reasons(
+                replace(need, features=need.features | ({"tree"} if how.get("trees") else set()))
+            ):
+                self.verify(form, rows, num_decodes, **how)
+        if self.gives_lse(base.need(self.device, [[-1]])):
+            check_shares(lambda form, **how: self.case(form, gaps, 1, **how), self.backend, base)
 
     @pytest.mark.parametrize("length", [700, 3000])
     def test_long_rows(self, length: int) -> None:
@@ -551,6 +591,11 @@ class AttentionConformance(LatentTests, Conformance):
     def test_what_some_queries_do_not_see_in_fp8(self) -> None:
         """In a cache of 8 bits."""
         forms = self.served([Form(dtype=dtype, kv_dtype="float8_e4m3fn") for dtype in ("bfloat16", "float32")])
+        self.unseen(forms[0], MIXED, 2, [(2, 22), (3, 31), (4, 32)])
+
+    def test_what_some_queries_do_not_see_in_int8(self) -> None:
+        """The same of whole numbers."""
+        forms = self.served([Form(dtype=dtype, kv_dtype="int8") for dtype in ("bfloat16", "float32")])
         self.unseen(forms[0], MIXED, 2, [(2, 22), (3, 31), (4, 32)])
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -693,12 +738,13 @@ class AttentionConformance(LatentTests, Conformance):
         """Any rows of any form, as hypothesis finds them."""
         self._ragged(40)
 
-    def _ragged(self, max_examples: int) -> None:
-        self.require(Form().need(self.device))
+    def _ragged(self, max_examples: int, kv_dtype: str | None = None) -> None:
+        self.require(Form(kv_dtype=kv_dtype).need(self.device))
 
         @self.hypothesis_settings(max_examples)
         @given(forms(), batches())
         def check(form: Form, batch: dict[str, Any]) -> None:
+            form = replace(form, kv_dtype=kv_dtype)
             plainer = replace(form, dtype="float32")
             for asked in (form, plainer, replace(plainer, sinks=False, alibi=False)):
                 if not self.subject().reasons(asked.need(self.device, batch["rows"])):
@@ -746,6 +792,11 @@ class AttentionThorough(LatentThorough):
     def test_thorough_ragged_batches(self: Any) -> None:
         """Hundreds of them."""
         self._ragged(600)
+
+    @pytest.mark.parametrize("kv_dtype", CODES)
+    def test_thorough_caches_of_8_bits(self: Any, kv_dtype: str) -> None:
+        """Many of them."""
+        self._ragged(200, kv_dtype)
 
 
 def forms() -> st.SearchStrategy[Form]:

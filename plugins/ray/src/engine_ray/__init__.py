@@ -1,0 +1,1 @@
+"""Engine on a Ray cluster: drivers `ray` of points nodes and executor."""
