@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.types.plan import StepPlan
-from engine_tpu import attention_pallas
+from engine_tpu import attention, attention_pallas
 from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, write_pages, write_tokens
 from engine_tpu.buckets import Bucket, Packing, fill_tokens
 
@@ -127,10 +127,14 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize("turns", [False, True], ids=["at once", "in turns"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])
-def test_attention(form: Form, decodes: bool) -> None:
-    """Every token that counts, whatever the pages of others hold."""
+def test_attention(form: Form, decodes: bool, turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token that counts, whatever the pages of others hold; all keys at once, or by pieces of two pages."""
+    if turns:
+        monkeypatch.setattr(attention, "_MOST_KEYS", 2 * PAGE)
+        monkeypatch.setattr(attention, "_LEAST_KEYS", PAGE)
     compiled = jax.jit(
         lambda q, pool, table, arrays: attend(q, pool, table, Blocks(*arrays, 1 if decodes else 16), form)
     )

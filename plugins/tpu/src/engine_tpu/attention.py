@@ -123,7 +123,10 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
 
     shape = grouped.shape[:4]
     none = jnp.full(shape, -jnp.inf, wide), jnp.zeros(shape, wide), jnp.zeros(grouped.shape, wide)
-    _, total, out = lax.fori_loop(start, stop, piece, none)
+    if pages >= table.shape[1]:  # one piece holds all that a row may have
+        _, total, out = piece(jnp.int32(0), none)
+    else:
+        _, total, out = lax.fori_loop(start, stop, piece, none)
     out = out / jnp.where(total == 0, 1, total)[..., None]
     return scatter_outputs(out.reshape(count, per_block, all_heads, dim).astype(q.dtype), blocks)
 
