@@ -257,7 +257,7 @@ class Outbox:
         self._socket.connect(address)
 
     def lost(self) -> bool:
-        """Whether the connection has broken, was silent for too long, or was not made in time: of TCP. One thread asks."""
+        """Whether the connection has broken, was silent for too long, or was not made: of TCP. One thread asks."""
         while self._monitor is not None and self._monitor.poll(0):
             self.made = True
             if int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder) == zmq.EVENT_DISCONNECTED:
