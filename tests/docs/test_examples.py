@@ -135,7 +135,7 @@ def test_the_models_of_the_tutorials_have_transformers_tokens(page, test, tmp_pa
 @pytest.mark.slow
 @MODELS
 def test_the_models_of_the_tutorials_pass_the_suite(page, test, tmp_path, monkeypatch):
-    assert own_tests(page, test, tmp_path, monkeypatch) == 50
+    assert own_tests(page, test, tmp_path, monkeypatch) == 51
 
 
 @pytest.mark.slow

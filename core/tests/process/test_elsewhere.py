@@ -14,6 +14,7 @@ import psutil
 import pytest
 import zmq
 
+from engine.process import wire
 from engine.process.child import Child, Elsewhere
 from engine.process.local import LocalProcess
 from engine.process.wire import Inbox, Outbox
@@ -115,6 +116,31 @@ def test_one_that_hangs_is_lost_when_its_time_is_over(play: Make) -> None:
     assert time.monotonic() - began < 1.0 + 3.0  # and its last words are waited for
     child.end(0)
     assert not child.alive
+
+
+def test_one_that_cannot_be_reached_is_lost(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches its parent, and a firewall lets nothing through the other way."""
+    connect = Child._connect
+    monkeypatch.setattr(wire, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(Child, "_connect", lambda self, address: connect(self, "tcp://127.0.0.3:1"))
+    child = play(timeout=0.5)
+    assert hear(child) == "hello"
+    assert "no connection to tcp://127.0.0.3:1 could be made" in death(child)
+    assert not child.alive
+
+
+def test_a_stranger_cannot_fill_the_memory() -> None:
+    """A frame that is longer than any message ends its connection, before keys were looked at."""
+    _, secret = zmq.curve_keypair()
+    inbox: Inbox[Said] = Inbox(Said, "tcp://127.0.0.2:*", secret)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    try:
+        with socket.create_connection(("127.0.0.2", int(inbox.address.rpartition(":")[2])), 5.0) as raw:
+            raw.sendall(greeting + b"\x06" + (wire.LONGEST_MESSAGE + 1).to_bytes(8, "big") + b"x" * 1000)
+            while raw.recv(4096):
+                pass
+    finally:
+        inbox.close()
 
 
 def test_one_whose_parent_closes_leaves(play: Make) -> None:

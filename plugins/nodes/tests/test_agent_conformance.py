@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine_kit.alike import versions_here
 from engine_nodes.agent import Session
 from engine_nodes.messages import Hello
 from engine_nodes.token import head_keys, read_token
@@ -34,7 +35,7 @@ def agent(name: str, address: str, stopped: threading.Event) -> None:
     """As `engine join` does, until it is stopped."""
     public, _ = head_keys(read_token(str(FILE), "token_file"))
     while not stopped.is_set():
-        session = Session(HEAD, public, Hello(name, address, 0, 2, ("a test",)))
+        session = Session(HEAD, public, Hello(name, address, 0, 2, ("a test",), versions_here()))
         try:
             session.run(stopped)
         finally:
@@ -56,8 +57,10 @@ class TestAgent(NodesConformance):
         ]
         for thread in threads:
             thread.start()
-        yield
-        stopped.set()
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive()
+        try:
+            yield
+        finally:
+            stopped.set()
+            for thread in threads:
+                thread.join(20)
+        assert not [thread for thread in threads if thread.is_alive()]

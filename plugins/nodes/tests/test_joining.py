@@ -13,10 +13,11 @@ import agents_of_a_test as agents
 import msgspec
 import pytest
 
+from engine.embedding import Key, Merged
 from engine.interfaces.nodes import NODE_LOST, NodesContext, NodesNeed
-from engine.types.errors import ConfigError, EngineDeadError, ManifestError
+from engine.types.errors import ConfigError, ManifestError, NodeMissingError
 from engine.types.start import Choice, WorkerStart
-from engine_kit.alike import differences, what_is_here
+from engine_kit.alike import differences, versions_here, what_is_here
 from engine_nodes import agent as agent_module
 from engine_nodes import head as head_module
 from engine_nodes.agent import Session
@@ -33,20 +34,28 @@ class World:
         self.machines = agents.Machines(folder, timeout=1.0)
         self.stack = ExitStack()
         self.errors: list[Exception] = []
+        self.said: list[str | None] = []
         self.start: WorkerStart = start_message()
 
-    def join(self, name: str, token: str | None = None, address: str = "127.0.0.2") -> threading.Event:
+    def join(
+        self,
+        name: str,
+        token: str | None = None,
+        address: str = "127.0.0.2",
+        versions: dict[str, str] | None = None,
+    ) -> threading.Event:
         """A thread that joins once. The event stops it."""
         given = self.machines.token if token is None else Path(self.machines.token).parent / f"token-{name}"
         if token is not None:
             given.touch(mode=0o600)
             given.write_text(token)
-        session = Session(self.machines.head, head_keys(read_token(str(given), ""))[0], Hello(name, address, 0, 1, ()))
+        hello = Hello(name, address, 0, 1, (), versions_here() if versions is None else versions)
+        session = Session(self.machines.head, head_keys(read_token(str(given), ""))[0], hello)
         stopped = threading.Event()
 
         def run() -> None:
             try:
-                session.run(stopped)
+                self.said.append(session.run(stopped))
             except ManifestError as error:
                 self.errors.append(error)
             finally:
@@ -111,6 +120,42 @@ def test_a_machine_that_is_not_alike_is_refused_by_name(world: World, monkeypatc
     assert "Engine: " in str(world.errors[0]) and "9.9 there" in str(world.errors[0])
 
 
+def test_versions_are_compared_before_anything_else_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "what_is_here", lambda start: pytest.fail("it looked"))
+    world.join("b", versions=versions_here() | {"Engine": "9.9"})
+    with pytest.raises(ManifestError, match=r"take in node b .*Engine: 0\.\S+ on the head, 9\.9 there"):
+        world.head()
+
+
+def test_a_look_that_fails_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(start: WorkerStart) -> dict[str, str]:
+        raise PermissionError("the weights")
+
+    monkeypatch.setattr(agent_module, "what_is_here", broken)
+    world.join("b")
+    with pytest.raises(ManifestError, match=r"take in node b .*could not look at its files: PermissionError: the wei"):
+        world.head()
+
+
+@pytest.mark.parametrize("listen", ["tcp://0.0.0.0:9400", "tcp://0:9400", "tcp://10.0.0.1:0", "tcp://10.0.0.1:65536"])
+def test_an_address_that_is_not_its_own_is_refused(listen: str) -> None:
+    with pytest.raises(ValueError, match="name an address of this machine"):
+        AgentOptions.model_validate({"listen": listen})
+
+
+@pytest.mark.parametrize(
+    "asked", [("tcp://h:x", None), ("tcp://h:0", None), ("tcp://h:70000", None), ("tcp://h:1", "0.0.0.0")]
+)
+def test_what_an_agent_cannot_join(asked: tuple[str, str | None], world: World) -> None:
+    head, address = asked
+    merged = Merged()
+    for name, value in (("token_file", str(world.machines.token)), ("node_address", address)):
+        if value is not None:
+            merged.set(Key("settings", name), value)
+    with pytest.raises(ConfigError, match="node_address=0.0.0.0" if address else "that is no address"):
+        agent_module.join(head, merged)
+
+
 def test_what_has_to_be_alike(tmp_path: Path) -> None:
     """Versions of drivers, the model's config and weights: other bytes, other lengths, no file."""
     start = start_message()
@@ -149,7 +194,7 @@ def test_a_machine_that_falls_silent_is_lost_and_may_come_back(world: World, mon
     agents.until(lambda: process.poll() == NODE_LOST)
     assert time.monotonic() - began < 1.0 + 2.0 and "no sign of life for 1 s" in process.describe()
     assert nodes.all() == ()
-    with pytest.raises(EngineDeadError, match="not there"):
+    with pytest.raises(NodeMissingError, match="not there"):
         nodes.spawn("b", "module", b"", "core 0")
     world.join("b")
     agents.until(lambda: len(nodes.all()) == 1)
@@ -162,3 +207,7 @@ def test_two_machines_of_one_name(world: World) -> None:
     world.join("b", address="127.0.0.3")
     agents.until(lambda: bool(world.errors))
     assert "a machine at 127.0.0.2 has the name b" in str(world.errors[0]) and len(nodes.all()) == 1
+    world.join("b")  # of the same address: it may be the one that was there, and has not been missed yet
+    agents.until(lambda: bool(world.said))
+    assert "does not take it in: a machine at 127.0.0.2 has the name b" in str(world.said[0])
+    assert len(nodes.all()) == 1 and len(world.errors) == 1

@@ -81,7 +81,7 @@ def engine_processes() -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
             ours = "engine.loop.process" in line or "executor_process.rank" in line
-            if ours and "ray" in (process.parent().cmdline() or [""])[0]:
+            if ours and (process.parent().cmdline() or [""])[0].startswith("ray::"):
                 found.append(process)
     return found
 

@@ -132,7 +132,8 @@ async def test_metrics_tell_what_experts_computed():
 
     llm = SimpleNamespace(model_name="m", cores=[], plan=plan, worker=worker, call=call)
     exposition = Exposition.__new__(Exposition)
-    exposition._server, exposition._expert_tokens = SimpleNamespace(llm=llm), []
+    exposition._server = SimpleNamespace(llm=llm)
+    exposition._expert_tokens = []
     for _ in range(2):
         told = await exposition._of_experts()
         families = _EngineCollector(cast("Any", llm), {}, Measures(64).plain(), (), told).collect()

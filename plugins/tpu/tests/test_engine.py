@@ -22,6 +22,7 @@ from jax_engines import CACHE, VOCAB_SIZE, jax_engine, tokens_of, torch_engine, 
 from engine import SamplingParams
 from engine.types.errors import CheckpointError, ConfigError, EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_tpu.buckets import Buckets
 
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
@@ -154,18 +155,32 @@ def test_what_a_step_costs_the_host(checkpoints: Any, monkeypatch: pytest.Monkey
         wanted = tokens_of(llm, prompts, params)
     with jax_engine(folder) as llm:
         runner = worker_of(llm)._runner
-        sent, steps, waits = [], [], []
+        sent, steps, waits, inside = [], [], [], []
         send, execute = runner._steps.send, runner.execute
         monkeypatch.setattr(runner._steps, "send", lambda array: sent.append(array.shape) or send(array))
-        ready = type(jax.numpy.zeros(1)).block_until_ready
-        monkeypatch.setattr(
-            type(jax.numpy.zeros(1)), "block_until_ready", lambda array: waits.append(1) or ready(array)
-        )
+
+        def watch(owner: Any, name: str, wrap: Any = lambda function: function) -> None:
+            """Count calls inside of a step's launch, with an array of JAX's: each waits for the device."""
+            plain = getattr(owner, name).fget if wrap is property else getattr(owner, name)
+
+            def seen(array: Any, *args: Any, **kwargs: Any) -> Any:
+                if inside and isinstance(array, jax.Array):
+                    waits.append(name)
+                return plain(array, *args, **kwargs)
+
+            monkeypatch.setattr(owner, name, wrap(seen))
+
+        watch(type(jax.numpy.zeros(1)), "block_until_ready")
+        watch(type(jax.numpy.zeros(1)), "_value", property)
+        watch(np, "asarray")
+        watch(np, "array")
 
         def counted(plan: Any) -> Any:
             before = len(sent), len(waits)
+            inside.append(plan)
             with jax.transfer_guard_host_to_device("disallow"):
                 future = execute(plan)
+            inside.clear()
             steps.append((plan.num_rows, len(plan.new_slots), len(sent) - before[0], len(waits) - before[1]))
             return future
 
@@ -175,6 +190,10 @@ def test_what_a_step_costs_the_host(checkpoints: Any, monkeypatch: pytest.Monkey
         assert runner._steps.compiled.met == 0
         plain = [step for step in steps if not step[1] and step[0]]
         assert len(plain) > 10 and all(step[3] == 0 for step in steps)
+        long = prompts_of(7, (67,) * 4)
+        greedy = [SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)] * len(long)
+        assert tokens_of(llm, long, greedy) == tokens_of(llm, long, greedy), "more new pages than travel with a step"
+        assert runner._steps.compiled.met == 0
         masked = [step for step in plain if step[2] != 1]
         assert all(step[2] == 3 for step in masked) and len(masked) <= 6, "masks of min_tokens, which two copies bring"
 
@@ -305,6 +324,8 @@ def test_refusals(checkpoints: Any) -> None:
         ("batch_invariant", {"batch_invariant": True}, EngineError),
         ("generates text alone", {"runner": "pooling"}, EngineError),
         ("marks no pages", {"kv_canary": True}, ConfigError),
+        ("fp8 alone", {"kv_cache_dtype": "int8"}, ConfigError),
+        ("fp8 alone", {"kv_cache_dtype": "float16"}, ConfigError),
         ("page 0 is", {"num_kv_pages": 1}, KVCacheTooSmallError),
         ("bfloat16, float32", {"dtype": "float16"}, EngineError),
         ("framework|computes with torch", {"drafter": "ngram"}, EngineError),
@@ -318,10 +339,27 @@ def test_refusals(checkpoints: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             jax_engine(folder, platform)
+    with pytest.raises(ConfigError, match="one device"):
+        jax_engine(checkpoints("MixtralForCausalLM", **MODELS["MixtralForCausalLM"]), {"expert_parallel": True})
     with pytest.raises(EngineError, match=r"finds no TPU|JAX finds"):
         jax_engine(folder, {"device": "tpu"})
     with pytest.raises(EngineError, match="ascending"):
         jax_engine(folder, {"rows": "4,1"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens"), [([], []), ([1, 64], []), ([], [24]), ([3], [8, 128])], ids=["powers", "64", "24", "3-128"]
+)
+def test_buckets_hold_every_step(rows: list[int], tokens: list[int]) -> None:
+    """Every step has a bucket that is compiled at the start: with drafts too, as far as rows draw twice or all 64."""
+    buckets = Buckets(10, 128, rows, tokens)
+    made = set(buckets)
+    for num_rows in range(1, 11):
+        assert buckets.of(num_rows, num_rows, num_rows, True) in made
+        for num_tokens in range(num_rows, 129):
+            for draws in {*range(num_rows + 1), min(num_tokens, 41), min(num_tokens, 64)}:
+                found = buckets.of(num_rows, num_tokens, draws, False)
+                assert found in made and found.tokens >= num_tokens and found.draws >= draws
 
 
 @pytest.mark.parametrize("point", ["ops", "attention", "quantization", "logits_processor"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
@@ -14,10 +17,10 @@ from hypothesis import strategies as st
 
 from engine.interfaces.nodes import NODE_LOST, Node
 from engine.process.wire import decoder, encode
-from engine.types.errors import ConfigError, EngineDeadError, EngineError
+from engine.types.errors import ConfigError, EngineDeadError, EngineError, NodeMissingError
 from engine.types.parallel import Parallel
-from engine_kit.machines import rank_map, seats
-from engine_kit.spawning import Asker, Doer, Line, Order, Spawn, Told, client_keys, server_keys
+from engine_kit.machines import Relay, of_core, rank_map, seats
+from engine_kit.spawning import LONGEST_MESSAGE, Asker, Doer, Line, Order, Spawn, Told, client_keys, server_keys
 
 SIZES = st.integers(1, 4)
 
@@ -100,6 +103,7 @@ class Across:
         self.orders: list[Spawn] = []
         public, secret = zmq.curve_keypair()
         self.doers: dict[bytes, Doer] = {}
+        self.fails: list[int] = []
         self.server = Line(zmq.ROUTER, "tcp://127.0.0.2:*", server_keys(secret), self._heard, self._look)
         self.server.start()
         self.client = Line(zmq.DEALER, self.server.address, client_keys(public), self._told)
@@ -112,14 +116,19 @@ class Across:
         self.doers[who].take(decoder(Order).decode(frames[1]))
 
     def _look(self) -> None:
-        for doer in self.doers.values():
+        for doer in list(self.doers.values()):
             doer.look()
+        if self.fails:
+            self.fails.pop()
+            raise ZeroDivisionError("a driver's")
 
     def _told(self, frames: list[bytes]) -> None:
         self.asker.take(decoder(Told).decode(frames[0]))
 
     def _spawn(self, order: Spawn) -> Played:
         self.orders.append(order)
+        if order.module == "bug":
+            raise ZeroDivisionError("a driver's")
         if order.module == "none":
             raise EngineDeadError(f"start {order.what}", "no such module", "mend it")
         self.played.append(Played())
@@ -131,7 +140,7 @@ class Across:
 
 
 @pytest.fixture
-def across() -> Across:
+def across() -> Iterator[Across]:
     made = Across()
     yield made
     made.close()
@@ -162,13 +171,45 @@ def test_a_process_on_another_machine_is_as_one_here(across: Across) -> None:
 def test_what_cannot_be_started_says_why(across: Across) -> None:
     with pytest.raises(EngineError, match=r"start rank 3; no such module; mend it"):
         across.asker.spawn("b", "none", b"", "rank 3")
+    with pytest.raises(EngineDeadError, match=r"start rank 4; ZeroDivisionError: a driver's"):
+        across.asker.spawn("b", "bug", b"", "rank 4")
+
+
+def test_a_look_that_fails_ends_nothing(across: Across) -> None:
+    across.fails.append(1)
+    until(lambda: not across.fails)
+    assert across.asker.spawn("b", "module", b"", "core 0").pid == 7
+
+
+def test_a_line_takes_no_frame_that_is_longer_than_any_message(across: Across) -> None:
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with socket.create_connection(("127.0.0.2", int(across.server.address.rpartition(":")[2])), 5.0) as raw:
+        raw.sendall(greeting + b"\x06" + (LONGEST_MESSAGE + 1).to_bytes(8, "big") + b"x" * 1000)
+        while raw.recv(4096):
+            pass
+
+
+def test_what_a_dead_core_started_ends() -> None:
+    """Also where the core is not started again."""
+    core, worker = Played(), Played()
+    nodes: Any = SimpleNamespace(here="127.0.0.2", spawn=lambda *asked: worker, close=lambda: None)
+    relay = Relay(nodes)
+    nodes_of_core = of_core(relay.link(3, "127.0.0.3", 10.0))
+    relay.watch(3, core)
+    try:
+        assert nodes_of_core.spawn("b", "module", b"", "rank 1").pid == 7
+        core.code = -9
+        until(lambda: worker.did == ["let go", "kill", "close"])
+    finally:
+        nodes_of_core.close()
+        relay.close()
 
 
 def test_what_a_lost_machine_ran_is_lost(across: Across) -> None:
     process = across.asker.spawn("b", "module", b"", "core 0")
     across.asker.lose("node b has gone: no sign of life for 10 s")
     assert process.poll() == NODE_LOST and "no sign of life" in process.describe()
-    with pytest.raises(EngineDeadError, match="no sign of life"):
+    with pytest.raises(NodeMissingError, match="no sign of life"):  # for which no restart is counted
         across.asker.spawn("b", "module", b"", "core 1")
 
 

@@ -101,7 +101,7 @@ class Nodes(Protocol):
 
         what: it is, for errors and for people: "core 0", "core 0 rank 3 (stage 1, tp 1)". devices: that it computes on.
 
-        Raises EngineDeadError where the machine is not there, or the process cannot be started.
+        Raises EngineDeadError where it cannot be started: NodeMissingError where its machine is away for now.
         """
 
     def close(self) -> None:

@@ -269,6 +269,8 @@ class Child(Generic[T]):
         state = "running" if self.ready else "starting"
         if code is None:
             self.kill()
+            if self._outbox is not None and not self._outbox.made:
+                how += f"; no connection to {self._outbox.address} could be made"
             remedy = "its machine may have gone, or the network: look there, and start it again"
             return EngineDeadError(f"the connection to {self._what} was lost while {state}", how, remedy)
         if not self.remote:

@@ -23,8 +23,6 @@ FAILED = 1
 """The exit code of a process that told why it ends."""
 PARENT_DIED = 3
 """The exit code of a process whose parent has gone."""
-CONNECT_SECONDS = 30.0
-"""How long a connection to another machine may take."""
 
 
 def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], int]) -> NoReturn:
@@ -94,7 +92,7 @@ def _watch_parent(directory: str) -> None:
 
 def _watch_link(parent: Parent[Any], link: Link, closing: threading.Event) -> None:
     """The same where the parent is on another machine: the connection to it is the pipe."""
-    parent.outbox.wait_until_lost(max(link.timeout, CONNECT_SECONDS))
+    parent.outbox.wait_until_lost()
     if not closing.is_set():
         log.error("the connection to the parent process, at %s, was lost", link.outputs)
         _leave(parent.directory)

@@ -35,6 +35,10 @@ RECONNECT_MILLISECONDS = 20
 """How soon an end looks again for one that has not been bound yet."""
 WATCH_MILLISECONDS = 200
 """How often whoever waits for the end of a connection looks whether it is closed at this end."""
+CONNECT_SECONDS = 30.0
+"""How long a connection to another machine may take, at least."""
+LONGEST_MESSAGE = 2**30
+"""Bytes of one over TCP. ZeroMQ takes in frames of strangers too, before it knows that they have no key."""
 LINGER_MILLISECONDS = 2000
 """How long an end that closes waits until its last message is on its way."""
 
@@ -143,6 +147,7 @@ class Inbox(Generic[T]):
     def __init__(self, kind: Any, address: str, secret: bytes = b"") -> None:
         self._context = zmq.Context()
         options: dict[int, Any] = {zmq.CURVE_SERVER: 1, zmq.CURVE_SECRETKEY: secret} if secret else {}
+        options |= {zmq.MAXMSGSIZE: LONGEST_MESSAGE} if secret else {}
         self.socket = _socket(self._context, zmq.PULL, address, options)
         self._decode: Callable[[bytes], T] = decoder(kind).decode
         self._poller = zmq.Poller()
@@ -228,12 +233,17 @@ class Outbox:
         address: to connect to.
         key: of TCP: the public key of who hears there.
         timeout: of TCP: seconds after which a connection without a sign of life is lost.
+
+    Attributes:
+        made: the connection was made, of TCP.
     """
 
     def __init__(self, address: str, key: bytes = b"", timeout: float = 0.0) -> None:
         self._context = zmq.Context()  # its own, so that it can end, which waits until the last message is on its way
         self._monitor: zmq.Socket[bytes] | None = None
-        self._made = False
+        self.address = address
+        self.made = False
+        self._until = time.monotonic() + max(timeout, CONNECT_SECONDS)
         self._closed = False
         if not key:
             self._socket = _socket(self._context, zmq.PUSH, address)
@@ -247,19 +257,18 @@ class Outbox:
         self._socket.connect(address)
 
     def lost(self) -> bool:
-        """Whether the connection has broken, or gave no sign of life for too long: of TCP. One thread asks."""
+        """Whether the connection has broken, was silent for too long, or was not made: of TCP. One thread asks."""
         while self._monitor is not None and self._monitor.poll(0):
-            self._made = True
+            self.made = True
             if int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder) == zmq.EVENT_DISCONNECTED:
                 return True
-        return False
+        return self._monitor is not None and not self.made and time.monotonic() > self._until
 
-    def wait_until_lost(self, patience: float) -> None:
-        """Return when it has, or is not made within so many seconds, or this end is closed."""
+    def wait_until_lost(self) -> None:
+        """Return when it is, or this end is closed."""
         assert self._monitor is not None
-        until = time.monotonic() + patience
         with contextlib.suppress(zmq.ContextTerminated):
-            while not (self.lost() or self._closed or (not self._made and time.monotonic() > until)):
+            while not (self.lost() or self._closed):
                 self._monitor.poll(WATCH_MILLISECONDS)
         self._monitor.close()
 

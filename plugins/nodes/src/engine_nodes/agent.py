@@ -19,10 +19,12 @@ from engine.process.local import LocalProcess
 from engine.process.wire import decoder, encode
 from engine.types.errors import ConfigError, ManifestError
 from engine.types.messages import Beat
-from engine_kit.alike import what_is_here
+from engine.types.start import WorkerStart
+from engine_kit.alike import versions_here, what_is_here
 from engine_kit.host_gpus import capabilities
 from engine_kit.logs import log_as
 from engine_kit.spawning import Doer, Kill, LetGo, Line, Spawn, client_keys
+from engine_nodes.card import names_one
 from engine_nodes.messages import Check, Denied, Found, FromAgent, Hello, ToAgent, Welcome
 from engine_nodes.settings import JoinSettings
 from engine_nodes.token import head_keys, read_token
@@ -49,9 +51,17 @@ def join(head: str, merged: Merged) -> int:
 
     settings = validated(JoinSettings, merged)
     place = urlsplit(head)
-    if place.scheme != "tcp" or not place.hostname or not place.port:
+    try:
+        host, port = place.hostname, place.port
+    except ValueError:  # no number, or none of a port
+        host, port = None, None
+    if place.scheme != "tcp" or not host or not port:
         raise ConfigError(
             f"join {head}".strip(), "that is no address", "name it: tcp://HOST:PORT, as the head's --nodes.listen"
+        )
+    if settings.node_address is not None and not names_one(settings.node_address):
+        raise ConfigError(
+            f"node_address={settings.node_address}", "others cannot reach it by that", "name this machine's own address"
         )
     public, _ = head_keys(read_token(settings.token_file, "token_file"))
     log_as("text")
@@ -59,14 +69,21 @@ def join(head: str, merged: Merged) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     print(f"looking for the head at {head}", flush=True)
+    said = None
     while not stopped.is_set():
-        session = Session(head, public, _hello(settings, place.hostname, place.port))
         try:
-            why = session.run(stopped)
-        finally:
-            session.close()
-        if why is not None:
+            hello = _hello(settings, host, port)
+        except OSError as error:  # the network is out, or who knows names
+            why: str | None = f"there is no way to {head}: {error}"
+        else:
+            session = Session(head, public, hello)
+            try:
+                why = session.run(stopped)
+            finally:
+                session.close()
+        if why not in (None, said):
             print(why, flush=True)
+        said = why
         stopped.wait(RETRY_SECONDS)
     return 0
 
@@ -79,7 +96,8 @@ def _hello(settings: JoinSettings, host: str, port: int) -> Hello:
             address = str(probe.getsockname()[0])
     gpus = len(capabilities()) if settings.node_devices is None else settings.node_devices
     facts = (f"{platform.system()} {platform.release()}", f"{os.cpu_count()} processors", f"{gpus} devices")
-    return Hello(settings.node_name or socket.gethostname(), address, gpus, os.cpu_count() or 1, facts)
+    name = settings.node_name or socket.gethostname()
+    return Hello(name, address, gpus, os.cpu_count() or 1, facts, versions_here())
 
 
 class Session:
@@ -90,9 +108,7 @@ class Session:
         self._head = head
         self._decoder = decoder(ToAgent)
         self._heard: queue.SimpleQueue[ToAgent] = queue.SimpleQueue()
-        self._line = Line(
-            zmq.DEALER, head, client_keys(key), lambda frames: self._heard.put(self._decoder.decode(frames[0]))
-        )
+        self._line = Line(zmq.DEALER, head, client_keys(key), self._hear)
         self._doer = Doer(self._spawn, self._tell)
         self._line.start()
 
@@ -101,6 +117,15 @@ class Session:
 
     def _tell(self, message: FromAgent) -> None:
         self._line.send(encode(message))
+
+    def _look(self, start: bytes) -> None:
+        """On a thread of its own: weights are read."""
+        try:
+            found = Found(what_is_here(decoder(WorkerStart).decode(start)))
+        except Exception as error:  # the head would wait for it
+            log.exception("this machine's versions and files could not be looked at")
+            found = Found({}, f"it could not look at its files: {type(error).__name__}: {error}")
+        self._tell(found)
 
     def _spawn(self, order: Spawn) -> LocalProcess:
         process = LocalProcess(order.module, order.start, order.what)
@@ -123,15 +148,15 @@ class Session:
             if message is not None:
                 silence, came = 0.0, True
             match message:
-                case Check(start):
-                    threading.Thread(target=lambda s=start: self._tell(Found(what_is_here(s))), daemon=True).start()
+                case Check(start, timeout):
+                    threading.Thread(target=self._look, args=(start,), name="look", daemon=True).start()
                 case Welcome(timeout):
                     joined = True
                     print(f"joined {self._head} as {self._hello.name} ({self._hello.address})", flush=True)
                 case Denied(why, again):
                     if not again:
-                        raise ManifestError(f"join {self._head}", why, "make them alike, and join again", point="nodes")
-                    return f"left {self._head}: {why}" if joined else None
+                        raise ManifestError(f"join {self._head}", why, "mend that, and join again", point="nodes")
+                    return f"left {self._head}: {why}" if joined else f"{self._head} does not take it in: {why}"
                 case Spawn() | LetGo() | Kill():
                     self._doer.take(message)
             self._doer.look()

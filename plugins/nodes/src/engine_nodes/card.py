@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from engine.interfaces.nodes import NodesCard, NodesNeed
+
+
+def names_one(host: str) -> bool:
+    """Whether it may be a machine's own address: 0.0.0.0 is every one that it has."""
+    try:
+        return any(socket.inet_aton(host))
+    except OSError:  # a name
+        return host.strip("*:[]") not in ("", "0")
 
 
 class AgentOptions(BaseModel):
@@ -21,6 +30,16 @@ class AgentOptions(BaseModel):
     count: int = Field(1, ge=1, description="machines to wait for")
     timeout: float = Field(10.0, gt=0, description="seconds without a sign of life after which a machine is lost")
     join_timeout: float = Field(600.0, gt=0, description="seconds to wait for the machines at the start")
+
+    @field_validator("listen")
+    @classmethod
+    def _own_address(cls, listen: str) -> str:
+        host, _, port = listen.removeprefix("tcp://").partition(":")
+        if not (names_one(host) and 0 < int(port) < 2**16):
+            raise ValueError(
+                "name an address of this machine, by which the others reach it, and a port from 1 to 65535"
+            )
+        return listen
 
 
 class AgentNodes(NodesCard):

@@ -13,9 +13,9 @@ import zmq
 
 from engine.interfaces.nodes import Node
 from engine.process.wire import decoder, encode
-from engine.types.errors import ConfigError, EngineDeadError, ManifestError
+from engine.types.errors import ConfigError, ManifestError, NodeMissingError
 from engine.types.messages import Beat
-from engine_kit.alike import differences, what_is_here
+from engine_kit.alike import differences, versions_here, what_is_here
 from engine_kit.spawning import Asker, Line, server_keys
 from engine_nodes.messages import Check, Denied, Found, FromAgent, Hello, ToAgent, Welcome
 from engine_nodes.token import head_keys, read_token
@@ -103,7 +103,7 @@ class Head:
     def spawn(self, node: str, module: str, start: bytes, what: str, devices: int = 0) -> NodeProcess:
         agent = next((one for one in list(self._agents.values()) if one.joined and one.node.name == node), None)
         if agent is None:
-            raise EngineDeadError(f"start {what} on '{node}'", "it is not there", "start `engine join` on it again")
+            raise NodeMissingError(f"start {what} on '{node}'", "it is not there", "start `engine join` on it again")
         return agent.asker.spawn(node, module, start, what, devices)
 
     def close(self) -> None:
@@ -133,28 +133,32 @@ class Head:
         agent = Agent(hello, send, self._start.device.partition(":")[0] != "cpu")
         same = [(key, one) for key, one in self._agents.items() if one.node.name == hello.name and key != identity]
         for key, one in same:
-            if one.silence < 2 * self.timeout / BEATS and one.node.address != hello.address:
-                return send(Denied(f"a machine at {one.node.address} has the name {hello.name}: --node-name"))
+            if one.silence < 2 * self.timeout / BEATS:
+                why = f"a machine at {one.node.address} has the name {hello.name}: give this one another --node-name"
+                return send(Denied(why, again=one.node.address == hello.address))  # or it has not been missed yet
             self._lose(key, "its agent has joined again")
         self._agents[identity] = agent
-        send(Check(self._start))
+        if differing := differences(versions_here(), hello.versions):
+            return self._refuse(identity, agent, "; ".join(differing))
+        send(Check(encode(self._start), self.timeout))
 
     def _judge(self, identity: bytes, agent: Agent, message: Found) -> None:
-        if differing := differences(self._mine, message.found):
-            self._agents.pop(identity)
-            why = "; ".join(differing)
-            agent.send(Denied(why))
-            log.error("%s may not join: %s", agent.asker.where, why)
-            with self._changed:
-                remedy = "install the same there, and bring the same files to the same paths"
-                self._refused = ManifestError(f"take in {agent.asker.where}", why, remedy, point="nodes")
-                self._changed.notify_all()
-            return
+        if why := message.error or "; ".join(differences(self._mine, message.found)):
+            return self._refuse(identity, agent, why)
         agent.send(Welcome(self.timeout))
         with self._changed:
             agent.joined = True
             self._changed.notify_all()
         log.info("%s has joined: %s", agent.asker.where, ", ".join(agent.node.facts))
+
+    def _refuse(self, identity: bytes, agent: Agent, why: str) -> None:
+        self._agents.pop(identity)
+        agent.send(Denied(why))
+        log.error("%s may not join: %s", agent.asker.where, why)
+        with self._changed:
+            remedy = "install the same there, and bring the same files to the same paths"
+            self._refused = ManifestError(f"take in {agent.asker.where}", why, remedy, point="nodes")
+            self._changed.notify_all()
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -5,30 +5,33 @@ from __future__ import annotations
 import msgspec
 
 from engine.types.messages import Beat
-from engine.types.start import WorkerStart
 from engine_kit.spawning import Ended, Kill, LetGo, Refused, Spawn, Started
 
 
 class Hello(msgspec.Struct, frozen=True, tag="join"):
-    """An agent wants to join. See `engine.interfaces.nodes.Node`."""
+    """An agent wants to join. See `engine.interfaces.nodes.Node`. versions: of `engine_kit.alike`, compared first."""
 
     name: str
     address: str
     devices: int
     processors: int
     facts: tuple[str, ...]
+    versions: dict[str, str] = {}
 
 
 class Check(msgspec.Struct, frozen=True, tag="check"):
-    """Tell what you have of this: versions, drivers, weights."""
+    """Tell what you have of this: versions, drivers, weights. start: a `WorkerStart`, as bytes. timeout: of
+    `Welcome`."""
 
-    start: WorkerStart
+    start: bytes
+    timeout: float
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
-    """What it has, by name."""
+    """What it has, by name. error: why it could not look."""
 
     found: dict[str, str]
+    error: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

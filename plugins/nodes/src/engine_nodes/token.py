@@ -11,6 +11,7 @@ Who listens to a handshake can try tokens on it, so one that people would choose
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from pathlib import Path
 
@@ -26,14 +27,19 @@ _SALT = b"engine-nodes: the head, 1"
 
 def read_token(path: str | None, asked: str) -> bytes:
     """The token in a file. Raises ConfigError: there is none, others may read it, or it is too short."""
-    make = 'python -c "import secrets; print(secrets.token_urlsafe(32))" > FILE; chmod 600 FILE'
+    make = '(umask 077; python -c "import secrets; print(secrets.token_urlsafe(32))" > FILE)'
     if not path:
         raise ConfigError(asked, "no token is named, and who joins has to prove that it may", f"{make}; name it there")
     try:
-        mode, token = Path(path).stat().st_mode, Path(path).read_bytes().strip()
+        with Path(path).open("rb") as file:
+            found, token = os.fstat(file.fileno()), file.read().strip()
     except OSError as error:
         raise ConfigError(f"{asked}={path}", error.strerror or str(error), make) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"{asked}={path}", "it is another user's, who may change it", f"chown it, or make one: {make}"
+        )
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"{asked}={path}", "others than its owner may read it, or change it", f"chmod 600 {path}")
     if len(token) < SHORTEST:
         raise ConfigError(f"{asked}={path}", f"{len(token)} characters can be guessed; {SHORTEST} are the least", make)

@@ -41,10 +41,12 @@ class Restarts:
                 return None
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             try:
+                core = self._connect()  # takes its time on another machine: `stop` does not wait for it
                 with self._lock:
+                    self._starting = core
                     if self._stopped.is_set():
+                        core.ask_to_stop()
                         return None
-                    core = self._starting = self._connect()
                 core.wait_ready()
                 return core
             except NodeMissingError as error:  # nothing was tried: its machine is waited for

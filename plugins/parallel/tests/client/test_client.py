@@ -253,6 +253,32 @@ def test_a_shutdown_ends_a_restart(slow: bool, monkeypatch: pytest.MonkeyPatch) 
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("close-")]
 
 
+def test_a_stop_does_not_wait_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine may take its time to start a process, which then is not wanted any more."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.0)
+    asked, allowed = threading.Event(), threading.Event()
+    core = Played(1)
+
+    def connect() -> Any:
+        asked.set()
+        assert allowed.wait(10)
+        return core
+
+    one = restarts.Restarts(connect, 1)
+    starting = threading.Thread(target=one.start)
+    starting.start()
+    try:
+        assert asked.wait(10)
+        stopping = threading.Thread(target=one.stop)
+        stopping.start()
+        stopping.join(5)
+        assert not stopping.is_alive()
+    finally:
+        allowed.set()
+        starting.join(10)
+    assert not starting.is_alive() and core.left.is_set()
+
+
 async def test_heard_in_a_loop() -> None:
     """The same news, deaths and returns, as they come."""
     several = house(2, restarts=1)

@@ -61,7 +61,7 @@ class Ray:
         self._watching = threading.Thread(target=self._watch, name="ray", daemon=True)
         if self._mine:
             with _own_signals():
-                address = self._options.address or None
+                address = self._options.address or "local"  # else Ray takes a cluster that it finds
                 try:
                     ray.init(address=address, namespace=f"engine-{secrets.token_hex(8)}", log_to_driver=True)
                 except (RayError, ConnectionError, ValueError) as error:
@@ -104,10 +104,14 @@ class Ray:
         return group
 
     def all(self) -> tuple[Node, ...]:
-        table = placement_group_table(self._group)
+        """Raises NodeMissingError where Ray does not answer."""
+        try:
+            table = placement_group_table(self._group)
+            alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        except (RayError, ConnectionError) as error:
+            raise NodeMissingError("ask Ray for its machines", _short(error), "see `ray status`") from error
         if table.get("state") != MADE:
             return ()
-        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         found = []
         for bundle, node_id in sorted(table["bundles_to_node_id"].items()):
             if (node := alive.get(node_id)) is not None:
@@ -118,12 +122,20 @@ class Ray:
         return tuple(found)
 
     def _compare(self, context: NodesContext) -> None:
-        """Raises ManifestError where a machine is not as this one."""
+        """Raises ManifestError where a machine is not as this one, or cannot look."""
         mine, start = what_is_here(context.start), encode(context.start)
         places = range(self._group.bundle_count)
         actors = [self._actor(f"look at bundle{place}", place, 0) for place in places]
+        deadline = time.monotonic() + self._options.place_timeout
+        answers: list[dict[str, str]] = []
         try:
-            answers = ray.get([actor.found.remote(start) for actor in actors])
+            for asked in [actor.found.remote(start) for actor in actors]:
+                answers.append(ray.get(asked, timeout=max(0.0, deadline - time.monotonic())))
+        except RayError as error:  # Engine is not there, say, or another one
+            cause = error.cause if isinstance(error, RayTaskError) and error.cause else error
+            why = f"it could not look at its files: {type(cause).__name__}: {_short(cause)}"
+            remedy = "install the same there, and see its log; raise --nodes.place_timeout where it needs longer"
+            raise ManifestError(f"take in bundle{len(answers)}", why, remedy, point="nodes") from error
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -164,7 +176,7 @@ class Ray:
         except RayError as error:  # Ray has not noticed yet that the machine is lost, or looks for another one
             with contextlib.suppress(RayError):
                 ray.kill(supervisor)
-            found = f"its actor did not start: {' '.join(str(error).split())[:300]}"
+            found = f"its actor did not start: {_short(error)}"
             raise NodeMissingError(f"start {what} on {node} ({place.address})", found, "see `ray status`") from error
         process = Supervised(supervisor, pid, directory, f"{node} ({place.address})")
         self._running[supervisor.wait.remote()] = process
@@ -177,12 +189,19 @@ class Ray:
             if not asked:
                 time.sleep(LOOK_SECONDS)
                 continue
-            for done in ray.wait(asked, timeout=LOOK_SECONDS)[0]:
+            try:
+                ended = ray.wait(asked, timeout=LOOK_SECONDS)[0]
+            except Exception as error:  # the cluster has gone
+                log.exception("Ray does not say what has ended")
+                for one in asked:
+                    self._running.pop(one).end(NODE_LOST, f"Ray does not answer: {_short(error)}")
+                continue
+            for done in ended:
                 process = self._running.pop(done)
                 try:
                     process.end(*ray.get(done))
                 except RayActorError as error:
-                    process.end(NODE_LOST, f"its actor has died: {' '.join(str(error).split())[:300]}")
+                    process.end(NODE_LOST, f"its actor has died: {_short(error)}")
                 except RayError as error:
                     process.end(NODE_LOST, str(error))
 
@@ -242,6 +261,11 @@ class Supervised:
         """The actor has ended with it."""
 
 
+def _short(error: BaseException) -> str:
+    """What Ray says in many lines."""
+    return " ".join(str(error).split())[:300]
+
+
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
     """What Ray does with signals where it starts a cluster is not for a server that drains."""
@@ -249,6 +273,8 @@ def _own_signals() -> Iterator[None]:
         yield
         return
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

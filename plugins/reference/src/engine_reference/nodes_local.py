@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from engine.interfaces.nodes import Node, NodesCard
@@ -30,6 +31,7 @@ class Local:
     def __init__(self, context: NodesContext) -> None:
         self._node = Node("local", processors=os.cpu_count() or 1)
         self._started: list[LocalProcess] = []
+        self._lock = threading.Lock()
 
     def all(self) -> tuple[Node, ...]:
         return (self._node,)
@@ -40,11 +42,13 @@ class Local:
         from engine.process.local import LocalProcess
 
         process = LocalProcess(module, start, what)
-        self._started = [*(one for one in self._started if one.poll() is None), process]
+        with self._lock:
+            self._started = [*(one for one in self._started if one.poll() is None), process]
         return process
 
     def close(self) -> None:
-        started, self._started = self._started, []
+        with self._lock:
+            started, self._started = self._started, []
         for process in started:
             process.let_go()
         for process in started:

@@ -48,25 +48,23 @@ class Buckets:
 
     Args:
         max_rows, max_tokens: of a step.
-        draws_per_row: the most positions of a row that draw.
         rows: of decode steps; [] for powers of two.
         tokens: of others; [] for powers of two.
     """
 
-    def __init__(
-        self, max_rows: int, max_tokens: int, draws_per_row: int, rows: Sequence[int], tokens: Sequence[int]
-    ) -> None:
-        self._draws_per_row = draws_per_row
-        most = max(max_tokens, max_rows)
+    def __init__(self, max_rows: int, max_tokens: int, rows: Sequence[int], tokens: Sequence[int]) -> None:
         self._rows = _up_to(max_rows, rows or _powers(1, max_rows))
+        most = max(max_tokens, self._rows[-1])
         self._tokens = _up_to(most, tokens or _powers(_FEWEST, most))
         self._mixed_rows = sorted({min(_FEWEST, self._rows[-1]), self._rows[-1]})
 
     def __iter__(self) -> Iterator[Bucket]:
         """The largest first: what it needs of memory is known early."""
-        sizes = [Bucket(rows, tokens, self._draws(rows, tokens), False) for rows, tokens in self._mixed()]
+        sizes = [
+            Bucket(rows, tokens, draws, False) for rows, tokens in self._mixed() for draws in self._draws(rows, tokens)
+        ]
         sizes += [Bucket(rows, rows, rows, True) for rows in self._rows]
-        return iter(sorted(sizes, key=lambda size: (-size.tokens, -size.rows)))
+        return iter(sorted(sizes, key=lambda size: (-size.tokens, -size.rows, -size.draws)))
 
     def _mixed(self) -> Iterator[tuple[int, int]]:
         for tokens in self._tokens:
@@ -74,8 +72,12 @@ class Buckets:
                 if rows <= tokens or rows == self._mixed_rows[0]:
                     yield rows, tokens
 
-    def _draws(self, rows: int, tokens: int) -> int:
-        return tokens if tokens <= _ALL_DRAW else min(tokens, rows * self._draws_per_row)
+    def _draws(self, rows: int, tokens: int) -> list[int]:
+        """Sizes, ascending: one draw for each row; with the most rows also more, for tokens that constraints force."""
+        if tokens <= _ALL_DRAW:
+            return [tokens]
+        more = min(tokens, max(_ALL_DRAW, 2 * rows))
+        return sorted({rows, more}) if rows == self._mixed_rows[-1] else [rows]
 
     def of(self, num_rows: int, num_tokens: int, num_draws: int, decodes: bool) -> Bucket:
         """The smallest bucket for a step; one that is not among these where none has room for so many draws."""
@@ -86,11 +88,12 @@ class Buckets:
         rows = next((rows for rows in self._mixed_rows if rows >= num_rows), self._mixed_rows[-1])
         if rows > tokens:
             tokens = _least(self._tokens, rows)
-        draws = self._draws(rows, tokens)
-        if draws < num_draws:
+        sizes = self._draws(rows, tokens)
+        if sizes[-1] < num_draws:
             rows = self._mixed_rows[-1]
             tokens = max(tokens, _least(self._tokens, rows))
-            draws = self._draws(rows, tokens)
+            sizes = self._draws(rows, tokens)
+        draws = next((size for size in sizes if size >= num_draws), sizes[-1])
         while draws < num_draws:
             draws *= 2
         return Bucket(rows, tokens, min(draws, tokens), False)

@@ -294,8 +294,8 @@ class Steps:
             memory.tokens, memory.blocks = self.compiled("enter", partial(_jit_enter, self._whole), *arguments)
 
     def place(self, memory: Memory, entries: np.ndarray) -> None:
-        """Write new pages into the block tables: int32 [4, n], tables, slots, indices and pages."""
-        for first in range(0, entries.shape[1], PLACED):
+        """Write new pages into the block tables: int32 [4, n], tables, slots, indices and pages. None: padding."""
+        for first in range(0, max(1, entries.shape[1]), PLACED):
             packed = np.zeros((4, PLACED), np.int32)
             packed[1] = self._slots
             piece = entries[:, first : first + PLACED]
@@ -303,11 +303,12 @@ class Steps:
             memory.blocks = self.compiled("place", partial(_jit_place, self._whole), memory.blocks, self.send(packed))
 
     def copy(self, memory: Memory, source: np.ndarray, destination: np.ndarray) -> None:
-        """Copy whole pages, int32 [n] each; all are read before any is written."""
-        count = -(-max(1, len(source)) // COPIED) * COPIED
-        packed = np.zeros((2, count), np.int32)
-        packed[0, : len(source)], packed[1, : len(source)] = source, destination
-        memory.pools = self.compiled(f"copy of {count} pages", self._jit_copy, memory.pools, self.send(packed))
+        """Copy whole pages, int32 [n] each; none is on both sides. None: a page of padding."""
+        for first in range(0, max(1, len(source)), COPIED):
+            piece = slice(first, first + COPIED)
+            packed = np.zeros((2, COPIED), np.int32)
+            packed[0, : len(source[piece])], packed[1, : len(source[piece])] = source[piece], destination[piece]
+            memory.pools = self.compiled("copy", self._jit_copy, memory.pools, self.send(packed))
 
     def _jit_copy(self) -> Any:
         def function(pools: tuple[jax.Array, ...], packed: jax.Array) -> tuple[jax.Array, ...]:

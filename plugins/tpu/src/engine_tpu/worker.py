@@ -114,16 +114,15 @@ class JaxWorker:
             cache_dtype,
             _attention(start, options, mesh, cache_dtype),
         )
-        buckets = Buckets(
-            start.max_num_seqs, start.max_num_batched_tokens, 1, sizes_of(options.rows), sizes_of(options.tokens)
-        )
+        sizes = sizes_of(options.rows), sizes_of(options.tokens)
+        buckets = Buckets(start.max_num_seqs, start.max_num_batched_tokens, *sizes)
         num_pages, step_bytes = self._num_pages(steps, buckets)
         memory = steps.memory(num_pages)
         runner = Runner(start, steps, memory, buckets)
         if options.warm_up:
             runner.warm_up(_tell)
             logger.info("compiled %d buckets in %.1f s", len(list(buckets)), time.monotonic() - began)
-            steps.compiled.serve()
+        steps.compiled.serve()
         self._runner = runner
         ready = WorkerReady(
             num_pages=num_pages,
@@ -132,7 +131,7 @@ class JaxWorker:
             num_parameters=model.num_parameters,
             load_seconds=time.monotonic() - began,
             step_bytes=step_bytes,
-            captured=tuple(sorted(bucket.rows for bucket in buckets if bucket.decodes)),
+            captured=tuple(sorted(size.rows for size in buckets if size.decodes)) if options.warm_up else (),
         )
         if relay.worker_started:
             relay.worker_started(info=ready)
@@ -243,6 +242,10 @@ def _refuse(start: WorkerStart) -> None:
     if start.batch_invariant:
         found = "XLA compiles another product for each bucket, and a row's bits depend on it"
         raise ConfigError(f"{asked} with batch_invariant", found, "leave --batch-invariant out")
+    if start.kv_cache_dtype is not None and start.kv_cache_dtype not in _DTYPES:
+        found = f"its worker keeps {', '.join(_DTYPES)}: of 8 bits fp8 alone, with scales of 1"
+        remedy = "take --kv-cache-dtype fp8, or leave it out"
+        raise ConfigError(f"{asked} with kv_cache_dtype {start.kv_cache_dtype}", found, remedy)
     forms = {(group.kind in ("full", "sliding"), group.num_kv_heads, group.head_size) for group in start.layout.groups}
     if len(forms) > 1 or not next(iter(forms))[0]:
         found = "its layers' caches have several forms, or none that this worker has"
@@ -253,13 +256,16 @@ def _check_division(start: WorkerStart, options: TpuOptions) -> None:
     """Raise ConfigError where the model does not divide over so many devices."""
     size, form = options.tensor_parallel, form_of(start.model)
     asked = f"platform.tensor_parallel={size} with {start.model.architecture}"
-    widths = {"intermediate_size": form.inner}
+    widths = {} if form.sparse and all(form.sparse) else {"intermediate_size": form.inner}
     if form.experts is not None:
         widths |= (
             {"experts": form.experts.count} if options.expert_parallel else {"an expert's size": form.experts.inner}
         )
     elif options.expert_parallel:
         raise ConfigError("platform.expert_parallel=true", "the model has no routed experts", "leave it out")
+    if options.expert_parallel and size == 1:
+        found = "there is one device, which has all experts"
+        raise ConfigError("platform.expert_parallel=true", found, "leave it out, or give --platform.tensor_parallel")
     if reasons := unsupported_ranks(start.model, size, **widths):
         raise ConfigError(asked, "; ".join(reasons), "divide it over fewer devices")
 

@@ -18,10 +18,15 @@ CONFIG_FILES = ("config.json", "model.safetensors.index.json")
 """Read whole, where there are any; of weights evenly spaced parts are read, as for a store's keys."""
 
 
+def versions_here() -> dict[str, str]:
+    """This machine's, by name: without them nothing else that is said can be understood."""
+    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "processor": platform.machine()}
+    return found | {name: _version(package) for name, package in PACKAGES.items()}
+
+
 def what_is_here(start: WorkerStart) -> dict[str, str]:
     """This machine's, by name: versions, the drivers that were chosen, and the files of the same paths."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "processor": platform.machine()}
-    found |= {name: _version(package) for name, package in PACKAGES.items()}
+    found = versions_here()
     registry = Registry.discover().following(PluginList(start.plugins, "by the head"))
     for choice in (*start.choices, *(start.hook_plugins or ())):
         offers = [one for one in registry.candidates(choice.point) if one.name == choice.driver]

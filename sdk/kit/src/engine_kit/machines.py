@@ -153,7 +153,10 @@ class Machines:
 
     def _spawn(self, node: str, core: int, module: str, start: bytes, what: str) -> NodeProcess:
         what = f"core{core}" if self._several else what
-        return self._nodes.spawn(node, module, start, what, 0 if self._apart else 1)
+        process = self._nodes.spawn(node, module, start, what, 0 if self._apart else 1)
+        if self._relay is not None:
+            self._relay.watch(core, process)
+        return process
 
     def close(self) -> None:
         """Let the machines go, when no core runs any more. Idempotent."""
@@ -169,15 +172,24 @@ class Relay:
         self._nodes = nodes
         self._key, secret = zmq.curve_keypair()
         self._doers: dict[bytes, Doer] = {}
+        self._cores: dict[int, NodeProcess] = {}
         self._decoder = decoder(Order)
         self._line = Line(zmq.ROUTER, f"tcp://{nodes.here}:*", server_keys(secret), self._heard, self._look)
         self._line.start()
 
     def link(self, core: int, here: str, timeout: float) -> NodesLink:
         """For a core, which is started now: what an earlier one in its place started ends."""
-        for identity in [one for one in self._doers if one.startswith(b"%d-" % core)]:
-            self._doers.pop(identity).end()
+        for doer in self._take_from(core):
+            doer.end()
         return NodesLink(self._line.address, self._key, core, here, timeout)
+
+    def watch(self, core: int, process: NodeProcess) -> None:
+        """What a core started ends soon after it, also where it is not started again."""
+        self._cores[core] = process
+
+    def _take_from(self, core: int) -> list[Doer]:
+        mine = [one for one in list(self._doers) if one.startswith(b"%d-" % core)]
+        return [doer for one in mine if (doer := self._doers.pop(one, None)) is not None]
 
     def _heard(self, frames: list[bytes]) -> None:
         identity, data = frames
@@ -191,6 +203,11 @@ class Relay:
     def _look(self) -> None:
         for doer in list(self._doers.values()):
             doer.look()
+        for core, process in list(self._cores.items()):
+            if process.poll() is not None and self._cores.get(core) is process:
+                del self._cores[core]
+                for doer in self._take_from(core):
+                    threading.Thread(target=doer.end, name="end", daemon=True).start()  # it waits for processes
 
     def close(self) -> None:
         self._line.close()

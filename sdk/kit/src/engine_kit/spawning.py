@@ -18,13 +18,15 @@ import zmq
 
 from engine.interfaces.nodes import NODE_LOST
 from engine.process.local import NodeProcess
-from engine.types.errors import EngineDeadError, EngineError, rebuild_error
+from engine.types.errors import EngineDeadError, EngineError, NodeMissingError, rebuild_error
 from engine.types.messages import Beat
 
 log = logging.getLogger("engine.machines")
 
 TICK_SECONDS = 0.05
 """How often it is looked whether what was started has ended."""
+LONGEST_MESSAGE = 64 * 2**20
+"""Bytes of one on a `Line`. ZeroMQ takes in frames of strangers too, before it knows that they have no key."""
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
@@ -112,6 +114,12 @@ class Doer:
             process = self._spawn(order)
         except EngineError as error:
             return self._tell(Refused(order.number, error.parts))
+        except Exception as error:  # the driver's, or the machine's: who asked would wait for an answer
+            log.exception("%s could not be started", order.what)
+            found = EngineDeadError(
+                f"start {order.what}", f"{type(error).__name__}: {error}", "the log there says more"
+            )
+            return self._tell(Refused(order.number, found.parts))
         with self._lock:
             closed = self._closed
             if not closed:
@@ -176,7 +184,7 @@ class Asker:
             del self._asked[number]
             raise process.refused
         if process.poll() == NODE_LOST:
-            raise EngineDeadError(f"start {what}", process.describe(), "start `engine join` there again")
+            raise NodeMissingError(f"start {what}", process.describe(), "bring its machine back")
         return process
 
     def take(self, told: Told) -> None:
@@ -278,12 +286,15 @@ class Line:
             self._socket = self._context.socket(kind)
             self._socket.set_hwm(0)
             self._socket.set(zmq.LINGER, 1000)
+            self._socket.set(zmq.MAXMSGSIZE, LONGEST_MESSAGE)
             for option, value in options.items():
                 self._socket.set(option, value)
             (self._socket.bind if kind == zmq.ROUTER else self._socket.connect)(address)
             self._woken = self._context.socket(zmq.PULL)
+            self._woken.set_hwm(0)
             self._woken.bind("inproc://wake")
             self._wake = self._context.socket(zmq.PUSH)
+            self._wake.set_hwm(0)  # whoever sends holds the lock, and must not wait
             self._wake.connect("inproc://wake")
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -333,7 +344,10 @@ class Line:
                     self._heard(frames)
                 except Exception:  # whatever a stranger sends
                     log.exception("a message to %s could not be taken in", self.address)
-            self._tick()
+            try:
+                self._tick()
+            except Exception:  # what a driver raises: the line is others', too
+                log.exception("a look at what %s has started failed", self.address)
         for one in (self._socket, self._woken, self._wake):
             one.close()
         self._context.term()
