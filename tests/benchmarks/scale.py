@@ -81,7 +81,7 @@ def lockstep_ms(size: int, count: int = 60) -> float:
 
 
 def route_ms(name: str, size: int, count: int = 100) -> float:
-    """One request, its loads and all."""
+    """One request, by loads that are there: what a client takes to collect them is not counted."""
     registry = Registry.discover()
     candidate = registry.find("router", name)
     card = registry.card(candidate)

@@ -101,5 +101,6 @@ def test_a_killed_process_takes_the_others_with_it(folder: Path, who: str) -> No
                     one.result(20)
     finally:
         dealt.stop()
+    assert any("in step with data-parallel rank 1 of 2" in line for line in dealt.lines), "".join(dealt.lines)
     _, alive = psutil.wait_procs(everybody, timeout=10)
     assert not alive

@@ -225,6 +225,12 @@ def test_what_the_library_cannot_do_is_refused(options: Any, changes: Any, says:
         on_places(Parallel(tp=2, ep=True), work)
 
 
+def test_bytes_of_moves_that_are_never_made() -> None:
+    with pytest.raises(ValueError, match="set rebalance_every, too"):
+        DeepEPOptions.model_validate({"step_bytes": 1})
+    assert DeepEPOptions(**DeepEPOptions(redundant=1).model_dump()).redundant == 1
+
+
 def test_reasons() -> None:
     (one, two, three) = DeepEPExperts.unsupported(ExpertsNeed(device="cpu", parallel=Parallel(tp=2)))
     assert "--enable-expert-parallel" in one and "NVIDIA" in two and "not installed" in three

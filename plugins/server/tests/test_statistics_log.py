@@ -118,10 +118,9 @@ def samples(stats: StepStats) -> list[tuple[str, dict[str, str], float]]:
 
 async def test_metrics_tell_what_experts_computed():
     """All ranks' numbers are asked for with each scrape; where nobody answers in time they are those of before."""
-    asked, parallel = [], SimpleNamespace(ep=True)
-    plan = SimpleNamespace(
-        registry=SimpleNamespace(broken=tuple), start=SimpleNamespace(worker=SimpleNamespace(parallel=parallel))
-    )
+    asked, parallel = [], SimpleNamespace(ep=True, world=2)
+    start = SimpleNamespace(worker=SimpleNamespace(parallel=parallel, first_dp_rank=2))
+    plan = SimpleNamespace(registry=SimpleNamespace(broken=tuple), start=start)
     worker = SimpleNamespace(hook_failures=(), broken=())
 
     async def call(method):
@@ -147,8 +146,8 @@ async def test_metrics_tell_what_experts_computed():
             ("engine:expert_tokens_total", "0", None): 5,
             ("engine:expert_tokens_total", "1", None): 7,
             ("engine:expert_tokens_total", "2", None): 3,
-            ("engine:expert_rank_tokens_total", None, "0"): 7,
-            ("engine:expert_rank_tokens_total", None, "1"): 8,
+            ("engine:expert_rank_tokens_total", None, "4"): 7,
+            ("engine:expert_rank_tokens_total", None, "5"): 8,
         }
     assert asked == ["worker.expert_tokens"] * 2
     parallel.ep = False

@@ -66,6 +66,9 @@ def test_the_map_names_rank_machine_and_layers() -> None:
         "core0:rank0 stage0 tp0: a (10.0.0.1), device 0, layers 0 to 2",
         "core0:rank1 stage1 tp0: b (10.0.0.2), device 0, layers 3 to 5",
     ]
+    parallel = Parallel(cp=2)
+    lines = rank_map(seats([Node("a", "10.0.0.1", 2)], parallel, 1), parallel, 6)
+    assert [line.partition(":rank")[2].partition(": ")[0] for line in lines] == ["0 stage0 tp0 cp0", "1 stage0 tp0 cp1"]
 
 
 class Played:

@@ -184,13 +184,13 @@ class EngineCore:
         return cast("list[list[int]]", drafts)
 
     def _die(self, error: Exception) -> None:
-        logger.error("the engine core has died", exc_info=error)
         suspects = dict.fromkeys(
             f"{point} {choice.driver}" for point in _SUSPECTS for choice in self._choices if choice.point == point
         )
         gone, until = None, time.monotonic() + GONE_SECONDS
         while self.lockstep is not None and (gone := self.lockstep.gone()) is None and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
+        logger.error("the engine core has died%s", "" if gone is None else f": {gone}", exc_info=error)
         self._dead = gone or EngineDeadError(
             "compute a step" + (f" with {', '.join(suspects)}" if suspects else ""),
             f"{type(error).__name__}: {Blame(self._choices).named(error)}",

@@ -19,7 +19,7 @@ from engine.process.child import Elsewhere
 from engine.process.local import NodeProcess
 from engine.process.wire import decoder, encode
 from engine.types.errors import ConfigError, NodeMissingError
-from engine.types.parallel import Parallel, places
+from engine.types.parallel import Parallel, Place, places
 from engine.types.start import CoreStart, NodesLink, Seat
 from engine_kit.process_client import ProcessClient, start_process
 from engine_kit.spawning import Asker, Doer, Line, Order, Spawn, Told, client_keys, server_keys
@@ -76,15 +76,15 @@ def rank_map(of_cores: Sequence[Sequence[Seat]], parallel: Parallel, num_layers:
             layers = place.stage.layers(num_layers)
             where = f"{seat.node} ({seat.address})" if seat.address else seat.node
             lines.append(
-                f"{name_of(core, place.rank, place.stage.index, place.tp_rank)}: {where}, device {seat.device}, "
-                f"layers {layers.start} to {layers.stop - 1}"
+                f"{name_of(core, place)}: {where}, device {seat.device}, layers {layers.start} to {layers.stop - 1}"
             )
     return lines
 
 
-def name_of(core: int, rank: int, stage: int, tp_rank: int) -> str:
+def name_of(core: int, place: Place) -> str:
     """A worker, for people."""
-    return f"core{core}:rank{rank} stage{stage} tp{tp_rank}"
+    among = f" cp{place.cp_rank}" if place.cp_size > 1 else ""
+    return f"core{core}:rank{place.rank} stage{place.stage.index} tp{place.tp_rank}{among}"
 
 
 class Machines:

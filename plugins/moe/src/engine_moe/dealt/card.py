@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from engine.interfaces.experts import ExpertsCard, ExpertsNeed
+
+STEP_BYTES = ByteSize(8 << 20)
 
 
 class DealtOptions(BaseModel):
@@ -23,7 +25,13 @@ class DealtOptions(BaseModel):
 
     redundant: int = Field(default=0, ge=0)
     rebalance_every: int = Field(default=0, ge=0)
-    step_bytes: ByteSize = Field(default=ByteSize(8 << 20), ge=1)
+    step_bytes: ByteSize = Field(default=STEP_BYTES, ge=1)
+
+    @model_validator(mode="after")
+    def _used(self) -> DealtOptions:
+        if self.step_bytes != STEP_BYTES and not self.rebalance_every:
+            raise ValueError("step_bytes bounds what moves, and nothing does: set rebalance_every, too")
+        return self
 
 
 class DealtCard(ExpertsCard):

@@ -207,7 +207,11 @@ class _EngineCollector(Collector):
         ]
         yield self._family(_Counter, "expert_tokens", text, ("expert",), by_expert)
         text = "Tokens that the routed experts of a rank have computed; engine cores' ranks follow one another."
-        by_rank = [((str(rank),), sum(counts)) for rank, counts in enumerate(self._experts)]
+        first = 0
+        if self._experts:
+            worker = self._llm.plan.start.worker
+            first = worker.first_dp_rank * worker.parallel.world  # before them those of other servers
+        by_rank = [((str(rank),), sum(counts)) for rank, counts in enumerate(self._experts, first)]
         yield self._family(_Counter, "expert_rank_tokens", text, ("rank",), by_rank)
         alive = [(labels, float(core.alive)) for labels, core, _ in cores]
         yield self._family(_Gauge, "engine_up", "1 while the core lives.", engine, alive)
