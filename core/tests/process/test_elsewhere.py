@@ -134,11 +134,13 @@ def test_a_stranger_cannot_fill_the_memory() -> None:
     _, secret = zmq.curve_keypair()
     inbox: Inbox[Said] = Inbox(Said, "tcp://127.0.0.2:*", secret)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
-    with socket.create_connection(("127.0.0.2", int(inbox.address.rpartition(":")[2])), 5.0) as raw:
-        raw.sendall(greeting + b"\x06" + (2**40).to_bytes(8, "big") + b"x" * 1000)
-        while raw.recv(4096):
-            pass
-    inbox.close()
+    try:
+        with socket.create_connection(("127.0.0.2", int(inbox.address.rpartition(":")[2])), 5.0) as raw:
+            raw.sendall(greeting + b"\x06" + (wire.LONGEST_MESSAGE + 1).to_bytes(8, "big") + b"x" * 1000)
+            while raw.recv(4096):
+                pass
+    finally:
+        inbox.close()
 
 
 def test_one_whose_parent_closes_leaves(play: Make) -> None:

@@ -142,6 +142,29 @@ def test_a_chunk_at_its_own_place_is_a_prefix_hit(make: Callable[..., Engine], m
     assert plan.reuse is not None and (plan.reuse.position == plan.reuse.place).all()
 
 
+def test_codes_are_of_keys_that_nothing_else_has_rounded(
+    make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 over a cache of 8 bits: a moved key is off by half a step, and a value by nothing."""
+    engine = make(0.0, dtype="bfloat16", kv_cache_dtype="int8")
+    right, layers = Blend.before, []
+
+    def before(self: Blend, layer: int, view: Any) -> None:
+        right(self, layer, view)
+        if layer > self._check and (reused := self._reused) is not None:
+            (site,) = self._sites[layer]
+            keys, values = view.read(site, reused.source)
+            keys, found = rotate(keys, self._tables[layer], reused.old, reused.new), view.read(site, reused.destination)
+            steps = keys.abs().amax(-1, keepdim=True) / 127
+            assert ((found[0] - keys).abs() <= 0.51 * steps).all() and torch.equal(found[1], values)
+            layers.append(layer)
+
+    monkeypatch.setattr(Blend, "before", before)
+    engine.hidden(FIRST)
+    engine.hidden(OTHER)
+    assert layers
+
+
 SCALINGS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "linear": {"rope_type": "linear", "factor": 4.0},

@@ -50,7 +50,7 @@ def make_driver(level: str) -> Any:
 
 @dataclass
 class Row:
-    """One row's keys and values, [S, heads, size] as they are written, its queries, and these's places among them.
+    """One row's keys and values, [S, heads, size] as they are written, its queries, and their places among them.
 
     Args:
         codes: of a cache of 8 bits; what attention computes with is then what the reference driver's codes stand for.

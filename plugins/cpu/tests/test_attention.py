@@ -343,6 +343,7 @@ def test_card(native: Any) -> None:
     for kv_dtype in ("int8", "float8_e4m3fn"):
         assert CpuAttention.unsupported(need(kv_dtype=kv_dtype, features=served)) == []
         assert CpuAttention.scale_bytes(need(kv_dtype=kv_dtype)) == 2 and CpuAttention.scale_bytes(need()) == 0
+        assert CpuAttention.scale_bytes(need(kind="encoder", kv_dtype=kv_dtype)) == 0
         (reason,) = CpuAttention.unsupported(need(kv_dtype=kv_dtype, head_size=7))
         assert "7 elements" in reason and kv_dtype in reason
     for word, changes in (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.types.outputs import StepStats
 
 pytest.importorskip("engine_cpu", reason="engine-cpu is not installed")
 pytest.importorskip("engine_tiny", reason="engine-tiny is not installed")
@@ -57,15 +58,18 @@ def test_pages_keep_their_scales(native: Any, codes: str) -> None:
     prompts = [{"prompt_token_ids": [*shared[:cut], 7 * cut]} for cut in (45, 43, 29, 12)]
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
-    def tokens(**more: Any) -> list[list[int]]:
+    def tokens(**more: Any) -> tuple[list[list[int]], StepStats]:
         with LLM(**settings, **more) as llm:
             found = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)][-1]
-            return [list(output.outputs[0].token_ids) for output in found]
+            return [list(output.outputs[0].token_ids) for output in found], llm.llm_engine.stats()
 
-    expected = tokens(num_kv_pages=200, enable_prefix_caching=False)
-    assert tokens(num_kv_pages=200) == expected
-    assert tokens(num_kv_pages=24, swap_space="4MiB", preemption_mode="swap") == expected
-    assert tokens(num_kv_pages=200, drafter="ngram") == expected
+    expected, _ = tokens(num_kv_pages=200, enable_prefix_caching=False)
+    found, stats = tokens(num_kv_pages=200)
+    assert found == expected and stats.prefix_hits > 0
+    found, stats = tokens(num_kv_pages=24, swap_space="4MiB", preemption_mode="swap")
+    assert found == expected and stats.num_swap_preemptions == stats.num_preemptions > 0
+    found, stats = tokens(num_kv_pages=200, drafter="ngram")
+    assert found == expected and stats.num_drafts > stats.num_accepted_drafts
 
 
 @pytest.mark.slow

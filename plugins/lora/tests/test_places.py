@@ -266,3 +266,20 @@ def test_what_nobody_waits_for_any_more_is_not_read() -> None:
             streams.core.ended(one)
     streams.core.ready()
     assert Traffic.adapter(2).identity not in streams.host.held
+
+
+def test_a_newcomer_goes_behind_those_who_wait_for_room() -> None:
+    """Also where room comes free just before it comes."""
+    host = Host()
+    context: Any = SimpleNamespace(
+        options=LoRAOptions(max_loras=1, max_cpu_loras=1), tell=host.tell, clock=SimpleNamespace(monotonic=lambda: 0.0)
+    )
+    core = Places(context)
+    first, second, third = (Waiting(number, Traffic.adapter(number)) for number in range(3))
+    assert core.begin(first, lambda: None)
+    host.held[Traffic.adapter(0).identity] = True
+    assert [request for request, _ in core.ready()] == [first]
+    assert core.begin(second, lambda: None)
+    core.ended(first)
+    assert core.begin(third, lambda: None)
+    assert list(host.held) == [Traffic.adapter(1).identity]

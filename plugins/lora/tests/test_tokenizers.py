@@ -120,6 +120,17 @@ def test_a_token_that_ends_its_sequences(llm: LLM, folder: Path) -> None:
     assert [beam.finish_reason for beam in other_beams.sequences] == ["length", "length"]
 
 
+def test_words_are_forbidden_by_its_own(llm: LLM, folder: Path) -> None:
+    inputs = llm.llm_engine.frontend.inputs
+    params = SamplingParams(max_tokens=4, bad_words=["A"])
+    found = [
+        inputs.process(str(by), {"prompt": "x", **by}, params).requests[0].params.bad_words_token_ids
+        for by in ({}, {"adapter": request(folder, "own")})
+    ]
+    own = inputs.tokenizer_of(request(folder, "own"))
+    assert found[0] != found[1] and own.encode("A", add_special_tokens=False) in found[1]
+
+
 def test_copies_of_the_models_are_not_read_again(llm: LLM, folder: Path) -> None:
     inputs = llm.llm_engine.frontend.inputs
     for name in ("copied", "plain"):

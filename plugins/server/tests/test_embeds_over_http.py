@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save, save_file
 
 from engine.embedding import EngineConfig
@@ -19,8 +20,10 @@ from engine_kit.async_llm import AsyncLLM
 from engine_server.adapters import ServedAdapters
 from engine_server.app import create_app
 from engine_server.config import ServerConfig
+from engine_server.errors import APIError
 from engine_server.keys import KeyRing
 from engine_server.lifecycle import Lifecycle, Phase
+from engine_server.openai.bodies import CompletionBody
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float64", "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 128, "num_kv_pages": 300,
@@ -63,6 +66,10 @@ def test_a_server(tmp_path: Path) -> None:
             lifecycle = Lifecycle()
             lifecycle.phase = Phase.SERVING
             app = create_app(llm, settings, lifecycle, KeyRing())
+            adapters = ServedAdapters(llm, settings)
+            adapters.folder = str(tmp_path)
+            with pytest.raises(APIError, match="--prompt-adapters: it stays"):
+                await adapters.unload("soft")
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://x/v1") as client:
                 await _embeds(client, table)
@@ -145,6 +152,11 @@ async def _adapter(client: httpx.AsyncClient, path: str, table: torch.Tensor) ->
     chat = await post("/chat/completions", model="soft", messages=[{"role": "user", "content": "Hello"}])
     bare = await post("/chat/completions", model="base", messages=[{"role": "user", "content": "Hello"}])
     assert chat["usage"]["prompt_tokens"] == bare["usage"]["prompt_tokens"] + len(VIRTUAL)
+    for model in ("base", "soft"):
+        says = {"model": model, "messages": [{"role": "user", "content": "Hello " * 10}]}
+        counted = (await client.post("/messages/count_tokens", json=says)).json()["input_tokens"]
+        usage = (await client.post("/messages", json={**says, "max_tokens": 1})).json()["usage"]
+        assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
     both = BODY | {"model": "soft", "prompt_embeds": encoded(table[IDS])}
     answer = await client.post("/completions", json=both)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt_embeds"
@@ -181,6 +193,14 @@ def _refuse(llm: AsyncLLM, folder: Path, table: torch.Tensor) -> None:
         ServedAdapters(llm, ServerConfig(prompt_adapters=("base=/x",)))
     with pytest.raises(ConfigError, match="prompt_adapters=x"):
         ServedAdapters(llm, ServerConfig(prompt_adapters=("x",)))
+
+
+def test_an_empty_text_is_a_prompt() -> None:
+    """Beside embeddings too: what is said of texts is not refused."""
+    given = {"prompt_embeds": "x", "truncate_prompt_tokens": 1}
+    CompletionBody.model_validate({**given, "prompt": ""})
+    with pytest.raises(ValidationError, match="truncate_prompt_tokens is for texts"):
+        CompletionBody.model_validate(given)
 
 
 def test_an_engine_that_takes_none(tmp_path: Path) -> None:

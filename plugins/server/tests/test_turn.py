@@ -22,9 +22,14 @@ def state(parser: Any = Hermes) -> Any:
         calls_hold_special_tokens=parser.reads_special_tokens,
         thought_marks=(Qwen3.begin, Qwen3.end),
         reasoning_parser=Qwen3Parser(None),
-        tokenizer=SimpleNamespace(encode=lambda text, add_special_tokens: [len(text), int(add_special_tokens)]),
+        inputs=SimpleNamespace(tokenizer_of=tokenizer_of),
     )
-    return SimpleNamespace(engine=engine)
+    return SimpleNamespace(engine=engine, adapters=SimpleNamespace(get=lambda name: name))
+
+
+def tokenizer_of(adapter: str | None) -> Any:
+    more = [] if adapter is None else [1000]
+    return SimpleNamespace(encode=lambda text, add_special_tokens: [len(text), int(add_special_tokens), *more])
 
 
 ANSWER, THOUGHTS = "assistant\n", "assistant\n<think>\n"
@@ -63,3 +68,5 @@ def test_thoughts_end_within_a_budget() -> None:
     for prompt, begin in ((THOUGHTS, []), (ANSWER, BEGIN)):
         budget = constrained(SamplingParams(), Plan(), state(), prompt, 7).thinking_budget
         assert budget == ThinkingBudget(tokens=7, end=END, begin=begin)
+    of_adapter = constrained(SamplingParams(), Plan(), state(), ANSWER, 7, model="own").thinking_budget
+    assert of_adapter == ThinkingBudget(tokens=7, end=[*END, 1000], begin=[*BEGIN, 1000]), "by its own tokenizer"

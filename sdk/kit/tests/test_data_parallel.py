@@ -57,6 +57,8 @@ def test_the_cores_of_a_server(settings: dict[str, Any], cores: tuple[int, int, 
         ({"size": 4, "rank": 1, "address": "10.0.0.1", **EP}, "--data-parallel-token-file"),
         ({"size": 4, "rank": 1, "address": "a.host", **EP}, "--data-parallel-token-file"),
         ({"size": 4, "rank": 1, "token_file": "/nowhere/token", **EP}, "No such file"),
+        ({"size": 4, "rank": 1, "token_file": "/nowhere/token"}, "leave it out"),
+        ({"size": 4, "size_local": 4, "hybrid_lb": True, "token_file": "/nowhere/token", **EP}, "leave it out"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], says: str) -> None:

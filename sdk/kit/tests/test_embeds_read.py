@@ -63,6 +63,20 @@ def test_a_key_is_of_dtype_shape_and_numbers() -> None:
     assert len({made(one).key for one in others}) == len(others)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_numbers_have_to_fit_the_models_dtype(dtype: torch.dtype) -> None:
+    """The largest are taken; those above are infinite where the engine computes with them."""
+    model = msgspec.structs.replace(MODEL, dtype=str(dtype).removeprefix("torch."))
+    most = torch.finfo(dtype).max
+    made(torch.full((2, SIZE), most, dtype=torch.float64), model=model)
+    for above in (most * 1.01, -most * 1.01):
+        with pytest.raises(InvalidRequestError, match=f"finite numbers in {model.dtype}"):
+            made(torch.full((2, SIZE), above, dtype=torch.float64), model=model)
+    if dtype == torch.float16:
+        with pytest.raises(InvalidRequestError, match="finite numbers in float16"):
+            made(torch.full((2, SIZE), 1e5, dtype=torch.bfloat16), model=model)
+
+
 def test_the_callers_array_is_copied() -> None:
     array = VECTORS.numpy().copy()
     taken = made(array)
@@ -84,6 +98,7 @@ def test_the_callers_array_is_copied() -> None:
         (VECTORS[:, :-1], "8 elements"),
         (VECTORS / 0, "finite"),
         (VECTORS.bfloat16() / 0, "finite"),
+        (torch.full((2, SIZE), -1e39, dtype=torch.float64), "finite numbers in float32"),
     ],
 )
 def test_what_is_refused(given: Any, found: str) -> None:

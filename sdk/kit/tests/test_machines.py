@@ -20,7 +20,7 @@ from engine.process.wire import decoder, encode
 from engine.types.errors import ConfigError, EngineDeadError, EngineError, NodeMissingError
 from engine.types.parallel import Parallel
 from engine_kit.machines import Relay, of_core, rank_map, seats
-from engine_kit.spawning import Asker, Doer, Line, Order, Spawn, Told, client_keys, server_keys
+from engine_kit.spawning import LONGEST_MESSAGE, Asker, Doer, Line, Order, Spawn, Told, client_keys, server_keys
 
 SIZES = st.integers(1, 4)
 
@@ -184,7 +184,7 @@ def test_a_look_that_fails_ends_nothing(across: Across) -> None:
 def test_a_line_takes_no_frame_that_is_longer_than_any_message(across: Across) -> None:
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
     with socket.create_connection(("127.0.0.2", int(across.server.address.rpartition(":")[2])), 5.0) as raw:
-        raw.sendall(greeting + b"\x06" + (2**40).to_bytes(8, "big") + b"x" * 1000)
+        raw.sendall(greeting + b"\x06" + (LONGEST_MESSAGE + 1).to_bytes(8, "big") + b"x" * 1000)
         while raw.recv(4096):
             pass
 

@@ -415,11 +415,12 @@ class OneScaleForAllHeads(Plain):
 
 
 class ScaleIsRoundedLater(Plain):
-    """codes of 8 bits are of what is divided by a scale before it is rounded: the largest is cut off, others are off"""
+    """codes of 8 bits are of keys and values divided by their scale before it is rounded"""
 
     def coded(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        codes, scale = super().coded(x, dtype)
-        return codes, scale * 1.01
+        limit = 127 if dtype == torch.int8 else 448
+        codes = (x / (x.abs().amax(-1, keepdim=True) / limit)).nan_to_num(0, 0, 0)
+        return (codes.round() if dtype == torch.int8 else codes).to(dtype), super().coded(x, dtype)[1]
 
 
 class MovesWithoutScales(Plain):

@@ -16,7 +16,7 @@ class PlainAttention(AttentionCard):
 
     @classmethod
     def scale_bytes(cls, need: AttentionNeed) -> int:
-        return 2 if need.kv_dtype in ("int8", "float8_e4m3fn") and need.kind != "mla" else 0
+        return 2 if need.kv_dtype in ("int8", "float8_e4m3fn") and need.kind not in ("mla", "encoder") else 0
 
     @classmethod
     def unsupported(cls, need: AttentionNeed) -> list[str]:

@@ -161,7 +161,7 @@ class InputProcessor:
         self._hooks = hooks
         checks = brought("request_checks", "take requests")
         self._constraints = constraints or checks.ConstraintCheck(())
-        self._processors = checks.ProcessorArguments(processors, tokenizer, model.vocab_size)
+        self._processors = checks.ProcessorArguments(processors, model.vocab_size)
         self._check_pooling = checks.check_pooling
 
     def process(
@@ -264,6 +264,9 @@ class InputProcessor:
             prompt, encoder = brought("encoder_prompts", serve)(prompt, self.model, self.tokenizer, rewrite)
         parsed = self._rewritten(parse_prompt(prompt), info)
         pooling: PoolingParams | None = None
+        ends, tokenizer = self.eos_token_ids, self.tokenizer_of(parsed.adapter)
+        if tokenizer is not self.tokenizer:
+            ends = list(dict.fromkeys((*ends, *(end for end in tokenizer.eos_token_ids if 0 <= end < self.vocab_size))))
         embeds = parsed.embeds
         if embeds is not None:
             embeds = brought("prompt_embeds", "take prompt_embeds")(embeds, self.model, self.max_model_len, params)
@@ -284,16 +287,14 @@ class InputProcessor:
             ids += cut_to_last(self._ids(parsed), parsed.truncate, max(1, fits))
             room = self._room(ids)
             self._check_ids(ids, parsed)
-            complete = self._complete_params(params)
+            complete = self._complete_params(params, tokenizer, ends)
             host_tokens = self._processors.need_host_tokens(complete)
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
             filled_in = [
                 self._filled_in(complete, room, (seed + index) & MAX_SEED, index)
                 for index in range(params.num_sequences)
             ]
-        count, ends, tokenizer = len(filled_in), self.eos_token_ids, self.tokenizer_of(parsed.adapter)
-        if tokenizer is not self.tokenizer:
-            ends = list(dict.fromkeys((*ends, *(end for end in tokenizer.eos_token_ids if 0 <= end < self.vocab_size))))
+        count = len(filled_in)
         requests = [
             EngineRequest(
                 request_id=request_id if count == 1 else f"{request_id}#{index}",
@@ -316,19 +317,19 @@ class InputProcessor:
             for index, one in enumerate(filled_in)
         ]
         # Of a prompt that was cut its tokens say what is left, not its text.
-        text = parsed.text if parsed.truncate is None else None
+        text = None if parsed.text is None or parsed.truncate is not None else str(parsed.text)  # of a class of its own
         arrived = self.clock.monotonic(arrival_time)
         return RequestState(request_id, text, ids, params, requests, info, arrived, tokenizer=tokenizer)
 
-    def _complete_params(self, params: SamplingParams) -> SamplingParams:
+    def _complete_params(self, params: SamplingParams, tokenizer: Tokenizer, ends: Sequence[int]) -> SamplingParams:
         """With the ids of bad words. Raises InvalidRequestError for what does not go with this model, or with the
         drivers at work."""
         if (highest := max(params.stop_token_ids, default=0)) >= self.vocab_size:
             found = f"the model's vocabulary ends at {self.vocab_size - 1}"
             raise InvalidRequestError(f"stop_token_ids=[{highest}]", found, "pass ids of this model's tokenizer")
         self._constraints.check(params)
-        complete = self._processors.complete(params)
-        end_ids = params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *self.eos_token_ids]
+        complete = self._processors.complete(params, tokenizer)
+        end_ids = params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *ends]
         self._processors.check_something_is_left(complete, end_ids)
         return complete
 

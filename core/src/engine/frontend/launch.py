@@ -201,8 +201,6 @@ class _Choices:
 def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     registry = (Registry.discover() if registry is None else registry).following(config.plugin_list)
     choices = _Choices(config, registry)
-    if config.data_parallel_size > 1:
-        client_of_several(registry)
     name, whose = config.model, None
     if name is None:  # that card's own, also where another would claim the name
         default = default_model(registry, points.CHECKPOINT, config.asked("checkpoint"))
@@ -221,6 +219,8 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         batch_invariant=config.batch_invariant,
     )
     config, first_rank, lockstep = brought("data_parallel", "serve with engine cores")(config)
+    if config.data_parallel_size > 1:
+        client_of_several(registry)
     (implementation,) = choices.choose(points.MODEL, model_needs(need, files.config))
     model = implementation.card.describe(files.config)
     dtype = choose_dtype(config.dtype, model.dtype, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -34,6 +35,8 @@ OF_STEPS = frozenset({"start", "execute", "sample", "drafts", "shutdown"})
 """The methods of workers that the executor calls in its own time, and nobody else."""
 
 NO_SWAP = SwapUsage(0, 0)
+GONE_SECONDS = 0.5
+"""How long one whose step fails looks whether another core has left: workers may see that first."""
 _SUSPECTS = ("executor", "platform", "model", "attention")
 """The points whose drivers are named where a step fails, whatever the error."""
 WAIT_SECONDS = 0.005
@@ -185,7 +188,9 @@ class EngineCore:
         suspects = dict.fromkeys(
             f"{point} {choice.driver}" for point in _SUSPECTS for choice in self._choices if choice.point == point
         )
-        gone = None if self.lockstep is None else self.lockstep.gone()
+        gone, until = None, time.monotonic() + GONE_SECONDS
+        while self.lockstep is not None and (gone := self.lockstep.gone()) is None and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
         self._dead = gone or EngineDeadError(
             "compute a step" + (f" with {', '.join(suspects)}" if suspects else ""),
             f"{type(error).__name__}: {Blame(self._choices).named(error)}",

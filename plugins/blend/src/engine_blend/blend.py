@@ -121,8 +121,10 @@ class Blend(StepPart, LayerListener):
         """What the layer has cached of these tokens, as it would be at their new positions."""
         kept = list(view.read(site, reused.source))
         key = int(site in self._latent)  # of a latent vector the second part is rotated
+        # What codes of 8 bits stand for is read in float32, and rounded once: when it is written
+        dtype = torch.float32 if kept[key].dtype == torch.float32 else self._dtype
         kept[key] = rotate(kept[key], self._tables[layer], reused.old, reused.new)
-        return tuple(tensor.to(self._dtype) for tensor in kept)
+        return tuple(tensor.to(dtype) for tensor in kept)
 
 
 def rotate(keys: torch.Tensor, table: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 // Sums over ranks, in order of rank: the same bits wherever they are computed, at every level.
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 
 #include "kernels.h"
 #include "levels/convert.h"
@@ -62,8 +63,9 @@ void sum(DType dtype, void* dst, const void* const* src, int n, std::size_t coun
         case DType::uint8:
             return add_up_integers<std::uint8_t>(dst, src, n, count);
         case DType::float8:  // which caches alone hold
-            return;
+            break;
     }
+    throw std::invalid_argument("no sums of such a dtype");
 }
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -85,6 +85,8 @@ class Places:
             return False
         known.waiting[request.request_id] = request
         self._waiting[request.request_id] = known
+        if not known.asked:
+            self._ask()
         return True
 
     def ready(self) -> list[tuple[Adapted, EngineError | None]]:
@@ -140,6 +142,7 @@ class Places:
     def load_adapter(self, name: str, path: str, revision: str) -> None:
         """Begin to read an adapter that nobody has named yet; `adapter_state` tells how it goes."""
         self._know(Adapter(name=name, path=path, revision=revision)).ahead = True
+        self._ask()
 
     def adapter_state(self, identity: str) -> tuple[bool, tuple[str, str, str, str] | None]:
         """Whether an adapter is read, and the error where it cannot be, which is told once."""
@@ -163,11 +166,10 @@ class Places:
 
     # -- within --------------------------------------------------------------------------------------------------------
     def _know(self, adapter: Adapter) -> Known:
-        """The adapter, which is read if it is not, as soon as there is room."""
+        """The adapter, as the one that was named last."""
         identity = adapter.identity
         if (known := self._known.get(identity)) is None:
             known = self._known[identity] = Known(adapter)
-            self._ask()
         self._known.move_to_end(identity)
         return known
 
@@ -175,7 +177,7 @@ class Places:
         """Have those read that are not, in the order in which they came, as far as there is room. Others make way in
         the host's memory where they can: those that are still being read do not, as somebody waits for their error."""
         order = list(dict.fromkeys(self._waiting.values()))
-        ahead = [one for one in self._known.values() if not one.waiting]
+        ahead = [one for one in self._known.values() if one.ahead and not one.waiting]
         self._short = False
         for place, known in enumerate([*ahead, *order]):
             if known.asked:

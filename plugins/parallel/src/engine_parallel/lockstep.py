@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 MEET_SECONDS = 1800.0
 """How long a core waits for the others when it starts: as long as an executor for its ranks."""
 ANSWER_SECONDS = 5.0
-"""How long one that has called may take to say who it is."""
+"""How long one that has called may take to say who it is. Members wait so much longer than rank 0 for an answer: it
+knows who is late."""
 RETRY_SECONDS = 0.02
 GRACE_SECONDS = 1.0
 """When a core has left, how long the others go on reading messages: mostly all of them are being stopped."""
@@ -99,8 +100,9 @@ def of_core(start: CoreStart) -> Star:
         if choice.point in COMPUTING
     ]
     same = (
-        *(drivers, worker.model.config, worker.dtype, worker.kv_cache_dtype, worker.parallel),
+        *(drivers, worker.model, worker.dtype, worker.kv_cache_dtype, worker.parallel, worker.batch_invariant),
         *(worker.max_model_len, worker.max_num_seqs, worker.max_num_batched_tokens),
+        worker.num_kv_pages is None and worker.kv_cache_memory is None,  # a largest step is made to find out
     )
     meeting, made = worker.meeting, ""
     if worker.dp_rank == 0 and not meeting:
@@ -109,7 +111,8 @@ def of_core(start: CoreStart) -> Star:
         start.lockstep or f"ipc://{meeting}/lockstep",
         worker.dp_rank,
         worker.parallel.dp,
-        same=brought("engine_identity", "compare weights")(worker) + msgspec.msgpack.encode(same),
+        same=brought("engine_identity", "compare weights")(worker)
+        + msgspec.msgpack.encode(same, order="deterministic"),
         token=Path(start.lockstep_token).read_bytes().strip() if start.lockstep_token else b"",
         meeting=meeting,
         made=made,
@@ -212,13 +215,14 @@ class Star:
     def _meet(self, connection: socket.socket, before: str) -> tuple[int | None, str]:
         """Who called; None and why where they are not let in."""
         connection.settimeout(ANSWER_SECONDS)
-        nonce = os.urandom(32)
+        nonce, until = os.urandom(32), time.monotonic() + ANSWER_SECONDS
         try:
             connection.sendall(nonce)
-            hello = msgspec.msgpack.decode(_read_message(connection), type=Hello)
+            hello = msgspec.msgpack.decode(_read_message(connection, until), type=Hello)
             why = self._objection(hello, nonce)
             proof = _proof(self._token, b"head", hello.nonce, nonce)
             welcome = Welcome(why) if why else Welcome("", proof, self.meeting)
+            connection.settimeout(ANSWER_SECONDS)
             _write_message(connection, welcome)
         except (OSError, EOFError, msgspec.DecodeError, struct.error) as error:
             return None, f"{type(error).__name__}: {error}"
@@ -274,7 +278,7 @@ class Star:
             raise ConfigError(asked, found, remedy)
         self.meeting = welcome.meeting
         _prepare(connection)
-        seconds, micro = divmod(int(self._answer * 1e6), 1_000_000)
+        seconds, micro = divmod(int((self._answer + ANSWER_SECONDS) * 1e6), 1_000_000)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, micro))
 
     def _late(self, last: str) -> EngineDeadError:
@@ -380,9 +384,21 @@ class Star:
         """Why this lockstep has ended, as far as it is known; looks, and does not wait."""
         if self._lost is None:
             for file, _ in self._poll.poll(0):
-                if _has_left(self._sockets[self._ranks[file]]):
-                    self._lose(self._ranks[file], "has left")
+                connection, rank = self._sockets[self._ranks[file]], self._ranks[file]
+                if _has_left(connection):
+                    self._lose(rank, "has left")
+                elif rank == 0 and (named := self._named(connection)) is not None:
+                    self._lose(named, "has left")
         return self._lost
+
+    def _named(self, connection: socket.socket) -> int | None:
+        """Who has left, where rank 0 has said so and nobody has read it; a call to wake may lie before."""
+        with contextlib.suppress(OSError):
+            data = connection.recv(2 * self._frame.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            for numbers in self._frame.iter_unpack(data[: len(data) // self._frame.size * self._frame.size]):
+                if numbers[0] == _LEFT:
+                    return int(numbers[1])
+        return None
 
     def _lose(self, rank: int, how: str) -> None:
         if self._lost is not None:
@@ -471,22 +487,26 @@ def _proof(token: bytes, *parts: bytes) -> bytes:
     return hmac.digest(token, b"".join(parts), "sha256") if token else b""
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
-    """Raises EOFError where the other end is closed."""
-    data = connection.recv(size)
+def _read(connection: socket.socket, size: int, until: float | None = None) -> bytes:
+    """Raises EOFError where the other end is closed, TimeoutError where not all is there at a time (time.monotonic)."""
+    data = b""
     while len(data) < size:
-        more = connection.recv(size - len(data)) if data else b""
+        if until is not None:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError("it takes too long to say who it is")
+            connection.settimeout(left)
+        more = connection.recv(size - len(data))
         if not more:
             raise EOFError("the connection was closed")
         data += more
     return data
 
 
-def _read_message(connection: socket.socket) -> bytes:
-    (size,) = _NUMBER.unpack(_read(connection, _NUMBER.size))
+def _read_message(connection: socket.socket, until: float | None = None) -> bytes:
+    (size,) = _NUMBER.unpack(_read(connection, _NUMBER.size, until))
     if not 0 < size <= MOST_BYTES:
         raise EOFError(f"a greeting of {size} bytes")
-    return _read(connection, size)
+    return _read(connection, size, until)
 
 
 def _write_message(connection: socket.socket, message: msgspec.Struct) -> None:

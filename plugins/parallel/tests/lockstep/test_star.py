@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
+from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.parallel import Parallel
+from engine.types.start import WorkerStart
+from engine_parallel import lockstep
 from engine_parallel.lockstep import Hello, Star
 
 TOKEN = b"0123456789abcdef"
@@ -166,6 +172,75 @@ def test_noise_is_passed_over(noise: bytes, tmp_path: Path) -> None:
     caller.close()
     start(f"tcp://127.0.0.1:{port}", 1, 2).result(20).close()
     head.result(20).close()
+
+
+def test_who_speaks_slowly_has_no_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "ANSWER_SECONDS", 0.2)
+    head, done = start(f"ipc://{tmp_path}/a", 0, 2), threading.Event()
+    caller = socket.socket(socket.AF_UNIX)
+    while caller.connect_ex(f"{tmp_path}/a"):
+        assert not head.done()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            caller.sendall((60_000).to_bytes(4, "little"))
+            while not done.wait(0.05):
+                caller.sendall(b"x")
+
+    slow = threading.Thread(target=drip)
+    slow.start()
+    try:
+        start(f"ipc://{tmp_path}/a", 1, 2).result(5).close()
+        head.result(5).close()
+    finally:
+        done.set()
+        slow.join(5)
+        caller.close()
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_who_has_left_is_named_to_those_who_did_not_ask(asleep: bool, tmp_path: Path) -> None:
+    """Rank 0 says it and leaves, too; also where it called those that sleep before."""
+    made = [start(f"ipc://{tmp_path}/a", rank, 3) for rank in range(3)]
+    head, left, other = (future.result(20) for future in made)
+    left.close()
+    if asleep:
+        assert head.agree(1, True) is None
+    else:
+        assert head.gone() is not None
+    head.close()
+    assert "data-parallel rank 1 of 3" in str(other.gone())
+    other.close()
+
+
+def _worker(**changes: Any) -> WorkerStart:
+    model = ModelDescription(
+        architecture="M", dtype="float32", vocab_size=8, hidden_size=4, num_layers=1, num_q_heads=1, max_model_len=8,
+        kv_specs=(),
+    )  # fmt: skip
+    files = CheckpointFiles(name="m", folder="m", weights=(), config={})
+    start = WorkerStart(
+        choices=(), model=model, files=files, layout=None, dtype="float32", device="cpu", max_model_len=8,  # type: ignore[arg-type]
+        max_num_seqs=2, max_num_batched_tokens=8, meeting="/m", parallel=Parallel(dp=2, ep=True),
+        num_kv_pages=9,
+    )  # fmt: skip
+    return msgspec.structs.replace(start, **changes)
+
+
+def test_what_has_to_be_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decides how many collectives cores make, and not what is each core's own."""
+    monkeypatch.setattr(lockstep, "Star", lambda *_, same, **__: same)
+    monkeypatch.setattr(lockstep, "brought", lambda *_: lambda worker: b"weights")
+
+    def same(**changes: Any) -> Any:
+        return lockstep.of_core(SimpleNamespace(  # type: ignore[arg-type]
+            worker=_worker(**changes), lockstep="", lockstep_token="", step_timeout=1.0,
+        ))  # fmt: skip
+
+    model = msgspec.structs.replace(_worker().model, generates=False)
+    assert same() == same(num_kv_pages=12, first_dp_rank=1) == same(num_kv_pages=None, kv_cache_memory=1 << 20)
+    for differs in ({"num_kv_pages": None}, {"batch_invariant": True}, {"model": model}, {"max_num_seqs": 3}):
+        assert same(**differs) != same(), differs
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_a_cache_of_whole_numbers_is_the_processors() -> None:
         assert TorchAttention.unsupported(need(kv_dtype=kv_dtype)) == []
         assert TorchAttention.unsupported(need(kind="encoder", kv_dtype=kv_dtype)) == []
         assert TorchAttention.scale_bytes(need(kv_dtype=kv_dtype)) == 2
+        assert TorchAttention.scale_bytes(need(kind="encoder", kv_dtype=kv_dtype)) == 0
     assert TorchAttention.scale_bytes(need()) == TorchAttention.scale_bytes(need(kv_dtype="bfloat16")) == 0
     assert TorchAttention.scale_bytes(need(kv_dtype="float8_e4m3fn", device="cuda")) == 0
     (reason,) = TorchAttention.unsupported(need(kv_dtype="int8", device="cuda:0"))

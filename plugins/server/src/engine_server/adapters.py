@@ -125,7 +125,7 @@ class ServedAdapters:
         """As `load`, asked over HTTP. Raises APIError where nobody may, for a name that is taken, for a path outside
         `folder`."""
         self._check_allowed(name)
-        if name in self._llm.model_names or name in self._before:
+        if name in self._llm.model_names:
             raise invalid("lora_name", f"another model is called {name!r}; choose another name")
         if name in self._loading or (name in self._served and not in_place):
             raise invalid("lora_name", f"an adapter {name!r} is there already; unload it, or send load_inplace")
@@ -151,8 +151,9 @@ class ServedAdapters:
         if self.folder is None:
             found = "this server loads no adapters while it serves; its operator can start it with --lora-dir"
             raise APIError(403, found, code="adapters_are_fixed")
-        if name in self._modules:
-            found = f"the operator of this server named {name!r} with --lora-modules: it stays as it is"
+        if name in self._modules or name in self._before:
+            flag = "--lora-modules" if name in self._modules else "--prompt-adapters"
+            found = f"the operator of this server named {name!r} with {flag}: it stays as it is"
             raise APIError(403, found, param="lora_name", code="adapters_are_fixed")
 
     def _within(self, path: str) -> str:

@@ -14,6 +14,8 @@ from engine.types.errors import TokenizerError
 MODEL = "tokenizer.model"
 """A sentencepiece model, under the name that it has in folders of Hugging Face."""
 _VERSIONED = re.compile(r".*\.model\.v(\d+)(m\d+)?")
+_TEKKEN = re.compile(r"tekken(_\d+)?\.json")
+"""As Mistral calls it, with a date or without."""
 _NORMALIZER, _NAME, _DUMMY_PREFIX, _EXTRA_WHITESPACES = 3, 1, 3, 4
 """Fields of sentencepiece_model.proto: `ModelProto.normalizer_spec`, and of that `name`, `add_dummy_prefix` and
 `remove_extra_whitespaces`."""
@@ -45,11 +47,12 @@ class _Tekken(msgspec.Struct):
 
 
 def mistral_file(folder: Path) -> MistralFile | None:
-    """The newest of a folder; None where there is none. Raises TokenizerError for JSON that is none."""
+    """The one of the highest version in a folder, tekken before others; None where there is none. Raises TokenizerError
+    for JSON that is none."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    for name in names:
-        if "tekken" in name and name.endswith(".json"):
-            return MistralFile(folder / name, _tekken_version(folder / name), True)
+    tekkens = [(_tekken_version(folder / name), name) for name in names if _TEKKEN.fullmatch(name)]
+    if tekkens:
+        return MistralFile(folder / max(tekkens)[1], max(tekkens)[0], True)
     found = [(int(match[1]), name) for name in names if (match := _VERSIONED.fullmatch(name))]
     return MistralFile(folder / max(found)[1], max(found)[0], False) if found else None
 

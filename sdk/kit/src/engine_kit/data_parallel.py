@@ -66,6 +66,10 @@ def of_this_server(config: EngineConfig) -> tuple[EngineConfig, int, str]:
         _check_token(config)
         host = config.data_parallel_address or ADDRESS
         place = f"tcp://{f'[{host}]' if ':' in host else host}:{config.data_parallel_rpc_port or PORT}"
+    elif config.data_parallel_token_file is not None:
+        found = "the cores of this server meet none of another: only shared experts make them"
+        remedy = "leave it out, or pass --enable-expert-parallel on several servers"
+        raise ConfigError(f"data_parallel_token_file={config.data_parallel_token_file}", found, remedy)
     return config.model_copy(update={"data_parallel_size": local}), first, place
 
 

@@ -32,6 +32,8 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 """By their names in safetensors."""
 _KINDS = {np.dtype(name) for name in ("float16", "float32", "float64")}
+_LARGEST = {"float16": 65504.0, "bfloat16": 255 * 2.0**120, "float32": (2.0 - 2.0**-23) * 2.0**127}
+"""Numbers of the dtypes that a model may have; above them is infinity."""
 _HEADER = 4096
 """The most bytes of a header that names one tensor."""
 
@@ -62,10 +64,9 @@ def embeds_of(given: Any, model: ModelDescription, max_model_len: int, params: o
     data = _array(given, _REMEDY.format(model.hidden_size))
     _check_shape(data.shape, model, max_model_len)
     data = data.copy()
-    if not _finite(data):
-        raise InvalidRequestError(
-            "prompt_embeds", "not all of them are finite numbers", _REMEDY.format(model.hidden_size)
-        )
+    if not _finite(data, model.dtype):
+        found = f"not all of them are finite numbers in {model.dtype}, by which the engine computes"
+        raise InvalidRequestError("prompt_embeds", found, _REMEDY.format(model.hidden_size))
     return _made(data)
 
 
@@ -112,10 +113,14 @@ def read_one_tensor(content: bytes, model: ModelDescription) -> tuple[str, np.nd
     return name, np.frombuffer(content, dtype, offset=8 + size).reshape(shape)
 
 
-def _finite(data: np.ndarray) -> bool:
+def _finite(data: np.ndarray, dtype: str) -> bool:
+    """Whether they are, once they are numbers of the model's dtype."""
     if data.dtype.metadata == BFLOAT16.metadata:
-        return bool(((data & 0x7F80) != 0x7F80).all())  # all ones is the exponent of infinity and NaN
-    return bool(np.isfinite(data).all())
+        data = (data.astype(np.uint32) << 16).view(np.float32)  # whose upper half they are
+    if not np.isfinite(data).all():
+        return False
+    most = _LARGEST.get(dtype)
+    return most is None or max(float(data.max()), -float(data.min())) <= most
 
 
 def _made(data: np.ndarray) -> PromptEmbeds:

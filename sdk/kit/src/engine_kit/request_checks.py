@@ -83,15 +83,14 @@ class ConstraintCheck:
 class ProcessorArguments:
     """Checks requests against the logits processors at work, whose `cards` it is given."""
 
-    def __init__(self, cards: Sequence[type[LogitsProcessorCard]], tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, cards: Sequence[type[LogitsProcessorCard]], vocab_size: int) -> None:
         self._cards = tuple(cards)
-        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._served = {name for card in cards for name in card.parameters}
         self._keys = {key for card in cards for key in card.extra_args}
 
-    def complete(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with the ids of `bad_words`, if every processor accepts them.
+    def complete(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+        """The parameters with the ids of `bad_words` by the request's tokenizer, if every processor accepts them.
 
         Raises InvalidRequestError: a processor is not at work, a key is claimed by none, or an argument is refused.
         """
@@ -108,7 +107,7 @@ class ProcessorArguments:
                     did_you_mean(key, self._keys) or "start the engine with --logits-processors and the one that does",
                 )
         if params.bad_words:
-            ids = params.bad_words_token_ids + bad_word_ids(params.bad_words, self._tokenizer)
+            ids = params.bad_words_token_ids + bad_word_ids(params.bad_words, tokenizer)
             params = msgspec.structs.replace(params, bad_words=[], bad_words_token_ids=ids)
             params.verify_bad_words()
         for card in self._cards:

@@ -63,7 +63,7 @@ class CpuAttention(AttentionCard):
 
     @classmethod
     def scale_bytes(cls, need: AttentionNeed) -> int:
-        return SCALE_BYTES if need.kv_dtype in CODES else 0
+        return SCALE_BYTES if need.kind != "encoder" and need.kv_dtype in CODES else 0
 
     @classmethod
     def remarks(cls, need: AttentionNeed) -> list[str]:

@@ -37,7 +37,8 @@ class DeepEPLayer(ShufflingLayer):
         ranks, places = len(self.starts) - 1, int(self.starts[-1])
         if places % ranks:
             found = f"their places are {places}, which {ranks} ranks do not have evenly"
-            raise ConfigError(asked, found, f"ask for experts.redundant={-places % ranks} or more of {ranks} more")
+            least = -spec.num_experts % ranks
+            raise ConfigError(asked, found, f"set experts.redundant={least}, or that plus a multiple of {ranks}")
         if context.dtype != torch.bfloat16:
             raise ConfigError(asked, f"the library moves bfloat16, not {context.dtype}", "set --dtype bfloat16")
         self._places = places
@@ -110,6 +111,7 @@ class DeepEPBody(DealtBody):
         place = self.start.place.groups["ep"]
         if not dist.is_initialized():
             folder = os.path.join(self.start.rendezvous, place.rendezvous)
+            os.makedirs(folder, mode=0o700, exist_ok=True)  # a group of the members of another has none of its own
             store = dist.FileStore(os.path.join(folder, "deepep"), place.size)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size)
         group, made = dist.group.WORLD, importlib.import_module("deep_ep").Buffer

@@ -24,7 +24,8 @@ class TorchAttention(AttentionCard):
 
     @classmethod
     def scale_bytes(cls, need: AttentionNeed) -> int:
-        return SCALE_BYTES if need.kv_dtype in ("int8", FP8) and _on_processor(need) else 0
+        held = need.kind != "encoder" and _on_processor(need)
+        return SCALE_BYTES if held and need.kv_dtype in ("int8", FP8) else 0
 
     @classmethod
     def unsupported(cls, need: AttentionNeed) -> list[str]:

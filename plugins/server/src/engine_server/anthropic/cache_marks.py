@@ -16,7 +16,7 @@ from engine.types.errors import EngineError
 from engine.types.request import Adapter
 from engine_server.bodies import Body
 from engine_server.conversation.reading import JSONObject
-from engine_server.conversation.turn import Conversation, render
+from engine_server.conversation.turn import Conversation, num_given, render
 from engine_server.errors import APIError
 from engine_server.state import ServerState
 
@@ -108,7 +108,7 @@ async def find(state: ServerState, said: Conversation, marks: Sequence[Mark], pr
     if not marks:
         return Kept()
     ends = [len(prompt) if mark.messages is None else await _end(state, said, mark, prompt) for mark in marks]
-    tokens = await _count(state, prompt, ends, state.adapters.get(said.model))
+    tokens = await _count(state, prompt, ends, state.adapters.get(said.model), num_given(state, said))
     wishes: list[dict[str, Any]] = [
         {"ttl": mark.seconds, "tokens": count, "hint": True} for mark, count in zip(marks, tokens, strict=True) if count
     ]
@@ -143,9 +143,12 @@ def _common(one: str, other: str) -> int:
     return same
 
 
-async def _count(state: ServerState, prompt: str, ends: Sequence[int], adapter: Adapter | None) -> list[int]:
-    """How many tokens stand before each of these places, in whole blocks: others are not kept."""
-    counted, total, begin = {0: 0}, 0, 0
+async def _count(
+    state: ServerState, prompt: str, ends: Sequence[int], adapter: Adapter | None, given: int
+) -> list[int]:
+    """How many tokens stand before each of these places, in whole blocks: others are not kept. given: stand before the
+    text."""
+    counted, total, begin = {0: 0}, given, 0
     for end in sorted(set(ends) - {0}):
         piece = prompt[begin:end]
         total += len(

@@ -140,7 +140,9 @@ async def prepare(
     prompt = await render(state, conversation)
     end = prompt["prompt"][-PROMPT_END:]
     _check_prefill(state, conversation, prompt["prompt"])
-    params = constrained(params, plan, state, end, conversation.thinking_budget, special_tokens_set)
+    params = constrained(
+        params, plan, state, end, conversation.thinking_budget, special_tokens_set, model=conversation.model
+    )
     reasoning = state.engine.reasoning_parser
 
     def reader() -> CompletionReader:
@@ -193,7 +195,14 @@ async def count_tokens(state: ServerState, conversation: Conversation) -> int:
     prompt = await render(state, conversation)
     _check_prefill(state, conversation, prompt["prompt"])
     text, adapter = prompt["prompt"], state.adapters.get(conversation.model)
-    return len(await state.engine.long.run(partial(state.engine.inputs.tokenize, text, False, adapter), len(text)))
+    count = len(await state.engine.long.run(partial(state.engine.inputs.tokenize, text, False, adapter), len(text)))
+    return count + num_given(state, conversation)
+
+
+def num_given(state: ServerState, conversation: Conversation) -> int:
+    """Tokens that a prompt adapter puts before the conversation's prompt."""
+    embeds = state.adapters.embeds(conversation.model)
+    return 0 if embeds is None else len(embeds.data)
 
 
 def check_tools(state: ServerState, tools: ToolRequest) -> None:
@@ -213,10 +222,12 @@ def constrained(
     prompt: str,
     budget: int | None = None,
     special_tokens_set: bool = False,
+    *,
+    model: str | None = None,
 ) -> SamplingParams:
     """The parameters with the plan's constraint, and special tokens where calls begin with some. Where the answer to a
     prompt with this end begins with thoughts, the constraint begins when these have ended, which they do after `budget`
-    tokens at most."""
+    tokens at most, as the tokenizer of `model` writes their marks."""
     more: dict[str, Any] = {}
     constraint = params.structured_outputs
     if plan.stream is not None:
@@ -224,7 +235,8 @@ def constrained(
         if state.engine.calls_hold_special_tokens and not special_tokens_set:
             more["skip_special_tokens"] = False
     if (marks := state.engine.thought_marks) is not None and (constraint is not None or budget is not None):
-        begin, end = (state.engine.tokenizer.encode(mark, add_special_tokens=False) for mark in marks)
+        tokenizer = state.engine.inputs.tokenizer_of(state.adapters.get(model))
+        begin, end = (tokenizer.encode(mark, add_special_tokens=False) for mark in marks)
         thinks = _thinks(state, prompt)
         if thinks and constraint is not None:
             constraint = msgspec.structs.replace(constraint, start_after=end)

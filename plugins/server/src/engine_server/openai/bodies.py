@@ -199,7 +199,8 @@ class CompletionBody(SamplingBody):
     @model_validator(mode="after")
     def _fields_fit_the_prompts(self) -> CompletionBody:
         check_special_tokens(self.add_special_tokens, several(self.prompt))
-        for name in ("add_special_tokens", "truncate_prompt_tokens") if self.prompt_embeds and not self.prompt else ():
+        alone = bool(self.prompt_embeds) and self.prompt == []
+        for name in ("add_special_tokens", "truncate_prompt_tokens") if alone else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is for texts and token ids; leave it out")
         if self.prompt_embeds and self.echo:

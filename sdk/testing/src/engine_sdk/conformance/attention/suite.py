@@ -445,8 +445,8 @@ class AttentionConformance(LatentTests, Conformance):
 
     @pytest.mark.parametrize("kv_dtype", CODES)
     def test_caches_with_scales(self, kv_dtype: str) -> None:
-        """Whatever else a layer has: windows, soft caps, sinks, slopes, trees, encoders, queries anywhere, keys on
-        several ranks, long rows, padding."""
+        """Whatever else a layer has: windows, soft caps, sinks, slopes, trees, keys of an encoder, queries anywhere,
+        keys on several ranks, long rows, padding."""
         base = Form(kv_dtype=kv_dtype)
         self.require(base.need(self.device))
         if not self.case(base, DECODES, 5).scale_bytes:
