@@ -342,7 +342,6 @@ class OwnWorker(PlatformCard):
 
 class JaxLlama(Llama):
     framework = "jax"
-    priority = 1000
 
 
 def test_a_platform_whose_worker_brings_its_own_drivers(folder: Path) -> None:
