@@ -448,6 +448,7 @@ ELSEWHERE = {
     ("hooks that decide", "any"): "tests/hooks/test_drives.py::test_deciding_hooks_fail_closed",
     ("router", "any"): "plugins/parallel/tests/client/test_client.py"
     "::test_a_router_that_errs_is_named_and_ends_the_request_alone",
+    ("nodes", "any"): "plugins/nodes/tests/test_two_machines.py::test_a_machine_is_lost_and_comes_back",
     ("communicator", "any"): "tests/faults/test_worker.py::test_a_communicator_that_raises",
 }
 

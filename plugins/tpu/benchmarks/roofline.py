@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """A chip's peaks: bytes of memory, bytes a second, operations a second in bfloat16 and in int8."""
+    """A chip's peaks: bytes of memory, bytes a second, operations a second in bfloat16."""
 
     name: str
     memory: float
     bandwidth: float
     bfloat16: float
-    int8: float
 
 
 class Decoder(NamedTuple):
@@ -61,8 +60,8 @@ class Step(NamedTuple):
 
 
 CHIPS = (
-    Chip("v5e", 16e9, 819e9, 197e12, 394e12),
-    Chip("v6e", 32e9, 1640e9, 918e12, 1836e12),
+    Chip("v5e", 16e9, 819e9, 197e12),
+    Chip("v6e", 32e9, 1640e9, 918e12),
 )
 MODELS = (
     Decoder("Qwen3-0.6B", 28, 1024, 3072, 16, 8, 128, 151_936, tied=True),

@@ -113,7 +113,8 @@ class Registry:
         return same if len(same) > 1 and not (point and PICKS[point.pick].namesakes) else []
 
     def find(self, point: str, name: str, distribution: str = "") -> Candidate:
-        """The one candidate of this name; of this distribution, where several may offer the name (`Pick.namesakes`).
+        """The one candidate of this name; where several may offer the name (`Pick.namesakes`) of this distribution, or
+        the one whose card has the highest priority.
 
         Raises:
             DriverNotFoundError: nothing of this name is installed.
@@ -124,6 +125,9 @@ class Registry:
         matches = [c for c in self.candidates(point) if c.name == name]
         if distribution and point in self.points and PICKS[self.points[point].pick].namesakes:
             matches = [c for c in matches if c.distribution == distribution] or matches
+        if len(matches) > 1 and point in self.points and PICKS[self.points[point].pick].namesakes:
+            cards = {c: self.card(c) for c in matches}
+            matches = [c for c in matches if cards[c].priority == max(card.priority for card in cards.values())]
         if len(matches) == 1:
             return matches[0]
         if matches:

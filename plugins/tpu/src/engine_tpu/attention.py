@@ -71,7 +71,7 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
     """Attention over the cache, which holds the step's own tokens already.
 
     Online softmax (Milakov, Gimelshein 2018) over pieces of the rows' keys; how many pieces there are is read on the
-    device, so that short rows cost little and no bucket is needed for lengths.
+    device, so that no bucket is needed for lengths. There are as many for every row as the longest has.
 
     Args:
         q: [T, Hq, D], rotated. pool: [pages, 2 * Hkv, page size, D], of q's dtype or a smaller one.

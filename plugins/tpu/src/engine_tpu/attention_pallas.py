@@ -23,14 +23,21 @@ LANES = 128
 _KEYS = 128
 """Tokens of a piece, if a row has as many pages."""
 _VMEM_BYTES = 32 << 20
+_TABLE_BYTES = 256 << 10
+"""Of a step's block table, which lies in scalar memory whole: a quarter of a TPU's, beside what else is there."""
 
 
-def unsupported(head_size: int, page_size: int, itemsize: int) -> str:
+def unsupported(head_size: int, page_size: int, itemsize: int, rows: int, length: int) -> str:
     """Why the kernel cannot serve a cache of this form; "" where it can."""
     if head_size % LANES:
         return f"heads of {head_size} elements do not fill registers of {LANES}"
     if page_size % (32 // itemsize):
-        return f"pages of {page_size} tokens do not fill tiles of {32 // itemsize}"
+        return f"pages of {page_size} tokens do not fill tiles of {32 // itemsize}: give --block-size {32 // itemsize}"
+    if (table := rows * -(-length // page_size) * 4) > _TABLE_BYTES:
+        return (
+            f"the block table of {rows} rows of {length} tokens takes {table:,} bytes, and scalar memory has "
+            f"{_TABLE_BYTES:,} for it: lower --max-num-seqs or --max-model-len, or raise --block-size"
+        )
     return ""
 
 

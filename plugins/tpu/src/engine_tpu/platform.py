@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from math import lcm
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +23,7 @@ class TpuOptions(BaseModel):
     """Options of `tpu`.
 
     Attributes:
-        device: "tpu"; "cpu" is XLA's processor device, of any machine; "auto" is the TPU, and no start without one.
+        device: "tpu"; "cpu" is XLA's processor device, of any machine.
         rows: how many rows decode steps are padded up to, ascending, e.g. "1,8,64"; "": powers of two.
         tokens: the same of tokens, for steps with prompts or drafts.
         tensor_parallel: over how many devices the model is divided, by one worker.
@@ -36,7 +37,7 @@ class TpuOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    device: Literal["auto", "tpu", "cpu"] = "auto"
+    device: Literal["tpu", "cpu"] = "tpu"
     tensor_parallel: int = Field(default=1, ge=1, le=256)
     expert_parallel: bool = False
     weights: Literal["auto", "int8", "fp8"] = "auto"
@@ -95,4 +96,4 @@ class TpuPlatform(PlatformCard):
     @classmethod
     def tokens_per_page(cls, kind: str, block_size: int) -> int:
         """Whole tiles: a TPU's are 16 tokens of bfloat16."""
-        return -(-16 // block_size) * block_size
+        return lcm(16, block_size)

@@ -2,7 +2,7 @@
 
 Requests enter slots; pages are copied; all that the step needs to know goes to the device in one array; the model runs;
 the positions that draw are drawn, and the tokens stay on the device, where the next step reads them. Results are
-fetched behind the next step: nothing here waits for the device.
+fetched while the next step runs: nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -85,14 +85,7 @@ class Runner:
         steps.copy(memory, none, none)
         for number, bucket in enumerate(sizes):
             tell(number, len(sizes), bucket)
-            packed, views = steps.packing(bucket).array()
-            views["repetition"][:] = np.ones(1, np.float32).view(np.int32)
-            given = steps.forward(memory, bucket, steps.send(packed))
-            words = np.zeros((bucket.draws, self._words), np.uint32)
-            masks = steps.masks(words, ~words)
-            for chosen in (None, masks):
-                told, _ = steps.draw(memory, given, chosen)
-            told.block_until_ready()
+            steps.run_padding(memory, bucket)
 
     def execute(self, plan: StepPlan) -> StepFuture:
         """Launch a step. An error of the launch is the future's."""

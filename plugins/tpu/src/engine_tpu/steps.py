@@ -21,6 +21,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from engine.types.kv import KVLayout
+from engine.types.params import MAX_LOGPROBS
 from engine_tpu.attention import Blocks, Form, Writes, as_stored, write_pages, write_tokens
 from engine_tpu.buckets import SAMPLED, Bucket, Packing, drawing_views
 from engine_tpu.models.decoder import Decoder, specs
@@ -274,6 +275,17 @@ class Steps:
         """Send masks, uint32 [N, ceil(V / 32)]."""
         return Masks(self.send(ends), self.send(allowed))
 
+    def run_padding(self, memory: Memory, bucket: Bucket) -> None:
+        """Compile a bucket's step and draws and run them on padding, with all that rows may ask of the drawing."""
+        packed, views = self.packing(bucket).array()
+        views["flags"][:] = 1
+        views["repetition"][:] = np.ones(1, np.float32).view(np.int32)
+        given = self.forward(memory, bucket, self.send(packed))
+        words = np.zeros((bucket.draws, -(-given.logits.shape[1] // 32)), np.uint32)
+        for masks in (None, self.masks(words, ~words)):
+            told, _ = self.draw(memory, given, masks)
+        told.block_until_ready()
+
     # -- tables ------------------------------------------------------------------------------------------------------
     def enter(self, memory: Memory, slot: int, ids: np.ndarray) -> None:
         """A request with these tokens enters a slot; its block tables are empty."""
@@ -327,7 +339,7 @@ class Steps:
     def _jit_score(self) -> Any:
         def function(params: Params, hidden: jax.Array, tokens: jax.Array, packed: jax.Array) -> Logprobs:
             logits = self._model.logits(params, hidden[packed[0]])
-            return logprobs(logits, tokens[packed[1], packed[2]], min(64, logits.shape[1]))
+            return logprobs(logits, tokens[packed[1], packed[2]], min(MAX_LOGPROBS, logits.shape[1]))
 
         if self._shards.size > 1:
             whole = PartitionSpec()

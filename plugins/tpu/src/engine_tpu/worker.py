@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,14 @@ from jax.sharding import Mesh
 from engine.interfaces.executor import StepFuture
 from engine.plugin import HookRelay, PluginList, Registry
 from engine.plugin.manifest import Blame, check_choices, check_hooks, restore
-from engine.types.errors import ConfigError, DeviceMemoryError, EngineDeadError, KVCacheTooSmallError
+from engine.types.errors import (
+    ConfigError,
+    DeviceMemoryError,
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    KVCacheTooSmallError,
+)
 from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
 from engine_kit.host_memory import cache_memory
@@ -103,6 +111,8 @@ class JaxWorker:
             lambda layer: Form(model.scale, described[layer].sliding_window, described[layer].soft_cap),
         )
         cache_dtype = _DTYPES[start.kv_cache_dtype or start.dtype]
+        sizes = sizes_of(options.rows), sizes_of(options.tokens)
+        buckets = Buckets(start.max_num_seqs, start.max_num_batched_tokens, *sizes)
         steps = Steps(
             model,
             params,
@@ -112,16 +122,15 @@ class JaxWorker:
             start.max_num_seqs,
             start.max_model_len,
             cache_dtype,
-            _attention(start, options, mesh, cache_dtype),
+            _attention(start, options, mesh, cache_dtype, max(size.rows for size in buckets)),
         )
-        sizes = sizes_of(options.rows), sizes_of(options.tokens)
-        buckets = Buckets(start.max_num_seqs, start.max_num_batched_tokens, *sizes)
         num_pages, step_bytes = self._num_pages(steps, buckets)
         memory = steps.memory(num_pages)
         runner = Runner(start, steps, memory, buckets)
         if options.warm_up:
+            warming = time.monotonic()
             runner.warm_up(_tell)
-            logger.info("compiled %d buckets in %.1f s", len(list(buckets)), time.monotonic() - began)
+            logger.info("compiled %d buckets in %.1f s", len(list(buckets)), time.monotonic() - warming)
         steps.compiled.serve()
         self._runner = runner
         ready = WorkerReady(
@@ -161,18 +170,43 @@ class JaxWorker:
         return self._runner
 
     def start_profile(self) -> None:
-        """Record what is computed from now on, with JAX's profiler. Raises ConfigError where no folder is given."""
-        if self._start.profile_dir is None:
+        """Record what is computed from now on, with JAX's profiler.
+
+        Raises ConfigError where no folder is given or it cannot be written to, InvalidRequestError where a profile is
+        being taken, EngineError where JAX refuses.
+        """
+        folder = self._start.profile_dir
+        if folder is None:
             raise ConfigError("start a profile", "no folder is given for it", "start the engine with --profile-dir")
-        self._profile = str(Path(self._start.profile_dir) / f"tpu-{int(time.time())}")
-        jax.profiler.start_trace(self._profile)
+        if self._profile is not None:
+            raise InvalidRequestError("start a profile", "one is being taken already", "stop it first")
+        refused = f"take a profile into {folder!r}"
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(refused, str(error), "name another --profile-dir") from error
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(refused, "it cannot be written to", "name another --profile-dir")
+        name = str(Path(folder) / f"tpu-{time.time_ns()}-core{self._start.data_parallel_rank}")
+        try:
+            jax.profiler.start_trace(name)
+        except Exception as error:  # JAX's, of any kind: a step does not fail because nobody can watch it
+            raise EngineError("start a profile", f"JAX's profiler: {error}") from error
+        self._profile = name
 
     def stop_profile(self) -> str:
-        """The folder with what was recorded. Raises ConfigError where nothing is being recorded."""
-        if self._profile is None:
-            raise ConfigError("stop a profile", "none has been started", "start one first")
-        jax.profiler.stop_trace()
+        """The folder with what was recorded.
+
+        Raises InvalidRequestError where nothing is being recorded, EngineError where it cannot be written.
+        """
         folder, self._profile = self._profile, None
+        if folder is None:
+            raise InvalidRequestError("stop a profile", "none is being taken", "start one first")
+        try:
+            jax.profiler.stop_trace()
+        except Exception as error:
+            remedy = "see that there is space, or name another folder"
+            raise EngineError(f"write the profile {folder!r}", str(error), remedy) from error
         return folder
 
     def shutdown(self) -> None:
@@ -180,6 +214,11 @@ class JaxWorker:
         stopping, self._stopping = self._stopping, None
         if stopping is not None:
             stopping()
+        if self._profile is not None:
+            try:
+                self.stop_profile()
+            except EngineError as error:
+                logger.warning("%s", error)
         self._runner = None
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -207,13 +246,15 @@ class JaxWorker:
 
 
 def _profiled(start: WorkerStart, steps: Steps, buckets: Buckets) -> tuple[int, int]:
-    """(bytes for the pool, bytes of a largest step): what weights and the largest bucket leave of all memory."""
+    """(bytes for the pool, bytes of a largest step): what weights and the largest bucket leave of all memory.
+
+    The largest has the most draws, too.
+    """
     memory = steps.memory(MIN_PAGES)
     largest = next(iter(buckets))
 
     def step() -> None:
-        packed, _ = steps.packing(largest).array()
-        steps.forward(memory, largest, steps.send(packed)).logits.block_until_ready()
+        steps.run_padding(memory, largest)
 
     stats = [device.memory_stats() for device in steps.devices]
     if not all(stats):  # the processor's
@@ -270,21 +311,23 @@ def _check_division(start: WorkerStart, options: TpuOptions) -> None:
         raise ConfigError(asked, "; ".join(reasons), "divide it over fewer devices")
 
 
-def _attention(start: WorkerStart, options: TpuOptions, mesh: Mesh, cache_dtype: np.dtype) -> Callable[..., jax.Array]:
-    """What attends. Raises ConfigError where the kernel is asked for and cannot serve the model."""
+def _attention(
+    start: WorkerStart, options: TpuOptions, mesh: Mesh, cache_dtype: np.dtype, rows: int
+) -> Callable[..., jax.Array]:
+    """What attends, rows at most. Raises ConfigError where the kernel is asked for and cannot serve the model."""
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     if options.attention == "xla" or (options.attention == "auto" and not on_tpu):
         return attention.attend
     group = start.layout.groups[0]
     itemsize = min(cache_dtype.itemsize, _DTYPES[start.dtype].itemsize)
-    why = attention_pallas.unsupported(group.head_size, group.tokens_per_block, itemsize)
+    why = attention_pallas.unsupported(group.head_size, group.tokens_per_block, itemsize, rows, start.max_model_len)
     if start.dtype == "float64":
         why = "a TPU's kernels have no float64"
     if not why:
         return partial(attention_pallas.attend, interpret=not on_tpu)
     if options.attention == "pallas":
         raise ConfigError("platform.attention=pallas", why, "leave it out: XLA's form serves then")
-    logger.info("attention is XLA's own form: %s", why)
+    logger.warning("attention is XLA's own form: %s", why)
     return attention.attend
 
 

@@ -16,6 +16,7 @@ class JaxModel(ModelCard):
     """What they have in common. It stands before the other card among a class's bases."""
 
     framework = "jax"
+    priority = -1  # who asks for a name alone means the torch card
     quantized = frozenset()
     operations = frozenset()
     captured_by = None

@@ -91,7 +91,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("bfloat16 KV cache under float32 queries", "narrower_cache"),
             Capability("fp8 KV cache", "fp8_cache what_some_queries_do_not_see_in_fp8"),
             Capability("int8 KV cache", "int8_cache what_some_queries_do_not_see_in_int8"),
-            Capability("KV cache of 8 bits with a scale for each token and head", "caches_with_scales"),
+            Capability(
+                "KV cache of 8 bits with a scale for each token and head",
+                "caches_with_scales thorough_caches_of_8_bits",
+            ),
             Capability("large scores without overflow", "large_scores"),
             Capability("batch invariant: the same bits alone, in a batch, in chunks", "batch_invariant"),
             Capability("log-sum-exp on demand (`lse`)", "lse_puts_parts_together keys_on_several_ranks without_lse"),

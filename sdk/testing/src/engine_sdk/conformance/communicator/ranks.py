@@ -125,7 +125,8 @@ def _serve() -> None:
     del scenarios
     registry = Registry.discover()
     for _, card in ranked(registry, "platform")[0]:
-        load_body(card)
+        if card.framework == "torch":
+            load_body(card)
     for line in sys.stdin:
         order, start = json.loads(line), time.monotonic()
         sys.path[:] = order["path"]
