@@ -229,15 +229,9 @@ def test_a_drafter_may_not_ask_for_the_stream_of_a_layer_that_is_not_there() -> 
     selection = SimpleNamespace(
         card=card, options=options, candidate=harness.Candidate("drafter", "far", 1, "s", "1", "x:X")
     )
-    chosen: Any = SimpleNamespace(
-        model=SimpleNamespace(unsupported_features=lambda: frozenset()),
-        names=lambda point: ["far"],
-        fit=lambda *asked: selection,
-        build=lambda *asked: object(),
-    )
-    context: Any = None
+    chosen: Any = SimpleNamespace(names=lambda point: ["far"], fit=lambda *asked: selection)
     with pytest.raises(ContractError, match=rf"'far' for drafter; .*layers .0, {message.model.num_layers}."):
-        assemble_module._drafter(message, chosen, context)
+        assemble_module._streams(message, chosen)
 
 
 def test_a_card_that_raises_over_what_it_covers_is_named() -> None:
