@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
 
 from engine.interfaces.model import ModelNeed
+from engine.plugin import Registry
 from engine_models.phi_card import Phimoe
 
 SIZES: dict[str, Any] = {
@@ -21,7 +21,8 @@ LONGROPE: dict[str, Any] = {
 
 
 def reasons(architecture: str, **change: Any) -> list[str]:
-    (card,) = (entry.load() for entry in entry_points(group="engine.model.v0", name=architecture))
+    registry = Registry.discover()
+    card: Any = registry.card(registry.find("model", architecture))
     return card.unsupported(ModelNeed(architecture=architecture, config=config(architecture, **change)))
 
 
