@@ -136,7 +136,8 @@ def test_the_death_of_one_is_told_to_all_others(dies: int, when: str) -> None:
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_one_that_says_nothing_ends_the_others(silent: int) -> None:
+def test_one_that_says_nothing_ends_the_others(silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_parallel.lockstep.ANSWER_SECONDS", 0.5)  # by which a member waits longer than rank 0
     meet = threading.Barrier(2)
 
     def work(rank: int, star: Star) -> str:

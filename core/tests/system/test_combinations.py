@@ -26,7 +26,7 @@ COMBINATIONS = (
     *(Parallel(tp=tp, pp=pp, cp=cp) for cp in (1, 2) for pp in (1, 2) for tp in (1, 2) if tp * pp * cp > 1),
     Parallel(cp=3),
 )
-QUICK = (Parallel(cp=2), Parallel(cp=2, tp=2), Parallel(cp=2, pp=2))
+QUICK = (Parallel(cp=2), Parallel(cp=2, tp=2))
 """Those without shared sequences run in `test_stages.py` and `test_tokens.py` too."""
 DRAFTERS = ("", "ngram", "layer", "model", "copy", "mixed")
 
