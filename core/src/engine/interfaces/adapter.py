@@ -4,6 +4,8 @@ Two halves. The one in the core has what requests ask for loaded, gives each ada
 request wait until its adapter has one. Those in the workers hold what is loaded, and add to what linear layers give.
 Which place a request's adapter has travels with it into its slot (`engine.types.plan.NewSlot.adapter`). An adapter's
 name and revision stand before its requests' prefixes: they share no cached pages with others.
+
+Minor version 1 asks for embeddings and heads too (`AdapterWorker.at`), and whether what was given out may be captured.
 """
 
 from __future__ import annotations

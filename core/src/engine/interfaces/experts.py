@@ -1,5 +1,7 @@
 """Point `experts`: which rank holds which routed experts of a mixture, and how tokens come to them and back. A layer's
-router chooses; what follows is an `ExpertLayer`, made of the operations below, or the same of a quantization."""
+router chooses; what follows is an `ExpertLayer`, made of the operations below, or the same of a quantization.
+
+Minor version 1 added `CountsTokens`, which a driver need not be."""
 
 from __future__ import annotations
 

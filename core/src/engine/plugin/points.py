@@ -229,7 +229,7 @@ ATTENTION: Point[AttentionCard, tuple[AttentionNeed, ...]] = Point(
     "AttentionCard",
     "per_kind",
     "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
-    minor=7,
+    minor=8,
     kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
 )
 COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(
@@ -265,9 +265,16 @@ QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
     optional=True,
     minor=3,
 )
-EXPERTS: Point[ExpertsCard, ExpertsNeed] = Point("experts", "ExpertsCard", "one", "which rank holds which experts")
+EXPERTS: Point[ExpertsCard, ExpertsNeed] = Point(
+    "experts", "ExpertsCard", "one", "which rank holds which experts", minor=1
+)
 ADAPTER: Point[AdapterCard, AdapterNeed] = Point(
-    "adapter", "AdapterCard", "one", "changes of weights that requests ask for: LoRA (default: none)", optional=True
+    "adapter",
+    "AdapterCard",
+    "one",
+    "changes of weights that requests ask for: LoRA (default: none)",
+    optional=True,
+    minor=1,
 )
 CHECKPOINT: Point[CheckpointCard, str] = Point(
     "checkpoint",
