@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ class Drafting:
     def __init__(self, drafter: Drafter, candidate: Candidate, slots: int, max_model_len: int) -> None:
         self._drafter = drafter
         self._candidate = candidate
-        self._session = Session(np.zeros((slots, max_model_len + 1), np.int32))
+        self._session: Any = Session(np.zeros((slots, max_model_len + 1), np.int32))
         self._known = np.zeros(slots, np.int64)
         self._turns = np.zeros(slots, np.int64)  # requests that have entered each slot
         self._running: deque[RunningStep] = deque()

@@ -12,7 +12,7 @@ another device `propose` waits for the tokens of the step before; a request that
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class SuffixDrafterBody:
     def _read_tokens(self, requests: list[RequestText], rows: DraftRows, session: DraftSession) -> None:
         """Add what the rows' requests were given since they were last asked for."""
         slots, lengths, table = rows.slot.tolist(), rows.num_tokens.tolist(), on_host(session.tokens)
-        where = session.tokens if table is None else table
+        where: Any = session.tokens if table is None else table
         pieces = [where[slot, len(r.tokens) : n] for r, slot, n in zip(requests, slots, lengths, strict=True)]
         if table is None:
             assert self._platform is not None
