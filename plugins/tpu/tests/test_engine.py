@@ -392,12 +392,14 @@ def test_why_nobody_serves(point: str) -> None:
 
 
 def test_requests_that_are_refused(checkpoints: Any, tmp_path: Path) -> None:
-    """What no logits processor honours here is told when it is asked; so is a second profile, and the end of none. A
+    """What nothing honours here is told when it is asked; so is a second profile, and the end of none. A
     profile that nobody stopped ends with the engine, and leaves a file."""
     folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
     with jax_engine(folder, {"warm_up": False}, profile_dir=str(tmp_path / "new")) as llm:
-        with pytest.raises(InvalidRequestError, match="logit_bias"):
-            tokens_of(llm, [[1, 2]], [SamplingParams(logit_bias={1: 2.0})])
+        with pytest.raises(InvalidRequestError, match="no logits processor at work takes an argument of this name"):
+            tokens_of(llm, [[1, 2]], [SamplingParams(extra_args={"hotter": 2.0})])
+        with pytest.raises(InvalidRequestError, match=f"vocabulary ends at {VOCAB_SIZE - 1}"):
+            tokens_of(llm, [[1, 2]], [SamplingParams(logit_bias={VOCAB_SIZE: 2.0})])
         worker = worker_of(llm)
         with pytest.raises(InvalidRequestError, match="start one first"):
             worker.stop_profile()

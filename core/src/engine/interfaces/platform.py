@@ -11,6 +11,8 @@ from engine.plugin import Card
 if TYPE_CHECKING:
     import torch
 
+    from engine.interfaces.logits_processor import LogitsProcessorCard
+
 
 class PlatformFacts(NamedTuple):
     """What a platform card knows without torch.
@@ -84,6 +86,12 @@ class PlatformCard(Card):
     def step_tokens(cls) -> int:
         """The most tokens of a step, where nobody names another number; as cheap as `describe`; since minor 3."""
         return 2048
+
+    @classmethod
+    def logits_processors(cls) -> tuple[type[LogitsProcessorCard], ...]:
+        """Where that point is among `own_points`: cards of what `worker` honours itself, whose parameters requests may
+        have, and which check them; since minor 4."""
+        return ()
 
     @classmethod
     def tokens_per_page(cls, kind: str, block_size: int) -> int:
