@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from engine.plugin import Card
 
 if TYPE_CHECKING:
     import torch
-
-    from engine.interfaces.logits_processor import LogitsProcessorCard
 
 
 class PlatformFacts(NamedTuple):
@@ -88,9 +86,9 @@ class PlatformCard(Card):
         return 2048
 
     @classmethod
-    def logits_processors(cls) -> tuple[type[LogitsProcessorCard], ...]:
-        """Where that point is among `own_points`: cards of what `worker` honours itself, whose parameters requests may
-        have, and which check them; since minor 4."""
+    def logits_processors(cls) -> tuple[type[Any], ...]:
+        """Where that point is among `own_points`: cards of it, for what `worker` honours itself. Requests may have their
+        parameters, and are checked by them; since minor 4."""
         return ()
 
     @classmethod
