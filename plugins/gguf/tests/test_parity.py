@@ -119,7 +119,7 @@ def test_an_embedding_stays_as_it_is_stored(tmp_path: Path) -> None:
         for driver in ("gguf", None):
             chosen = {} if driver is None else {"quantization": driver}
             with LLM(model=str(path), dtype="float32", **SETTINGS, **chosen) as llm:
-                held: int = llm.llm_engine.client.worker.weight_bytes  # type: ignore[attr-defined]
+                held: int = llm.llm_engine.client.worker.weight_bytes
                 slack = 0 if driver else 2 * 32 * matrix // 272  # outputs filled up to 32
                 assert in_file <= held <= in_file + slack, (tied, driver)
         assert tokens(answers(path, dtype="float32", quantization="gguf")) == expected

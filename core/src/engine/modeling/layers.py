@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
@@ -119,7 +119,7 @@ class Embedding(Linear):
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int [T] -> [T, hidden_size]."""
-        y: torch.Tensor = self._form.embedding(ids, self._packed, self._first)
+        y: torch.Tensor = cast(Any, self._form).embedding(ids, self._packed, self._first)
         y = y if self._adapter is None else self._adapter.add(ids, y)
         return y if self._group is None else self._group.all_reduce(y)
 

@@ -67,7 +67,7 @@ class Linear(Module):
         )
         self._passed_over = frozenset(f"{name}.bias" for name in names if bias and not adds_bias)
         self._quantization = _quantization_of(context, self.shape)
-        self._form: Any = self._quantization or _Plain(context.ops)
+        self._form: Quantization | _Plain = self._quantization or _Plain(context.ops)
         self._linear = self._form.linear
         self._adapter = None if context.adapters is None else context.adapters.layer(adapted or self.shape)
         self._dtype = context.dtype

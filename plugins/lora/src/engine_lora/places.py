@@ -24,7 +24,6 @@ from engine_lora.peft_folder import refusal
 
 if TYPE_CHECKING:
     from engine.interfaces.context import Answers, CoreContext
-    from engine.types.plan import ErrorParts
 
 MOST_PASSED = 256
 """Requests that may overtake one that waits for a place."""
@@ -234,8 +233,8 @@ class Places:
         self._pause = LOOK_SECONDS[0] if found else min(2 * self._pause, LOOK_SECONDS[1])
         self._look_at = self._now() + self._pause
 
-    def _take(self, known: Known, answers: Sequence[tuple[bool, ErrorParts | None, list[str]]]) -> bool:
-        """What each rank says of an adapter; whether it is read, or cannot be."""
+    def _take(self, known: Known, answers: Sequence[Any]) -> bool:
+        """What each rank says of an adapter, see `Worker.loaded`; whether it is read, or cannot be."""
         errors = [error for done, error, _ in answers if done and error is not None]
         if errors:
             known.error = rebuild_error(tuple(errors[0]))
