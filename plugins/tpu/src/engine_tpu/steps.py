@@ -35,6 +35,8 @@ ENTERED = 1024
 """Ids of one turn of `enter`, at most."""
 PLACED = 1024
 """New pages of one turn of `place`."""
+PUT = 256
+"""Tokens of one turn of `put`."""
 COPIED = 64
 """Pages of one turn of `copy`."""
 SCORED = 128
@@ -301,21 +303,23 @@ class Steps:
     # -- tables ------------------------------------------------------------------------------------------------------
     def enter(self, memory: Memory, slot: int, ids: np.ndarray) -> None:
         """A request with these tokens enters a slot; its block tables are empty."""
-        self._write(memory, slot, 0, ids, True)
-
-    def put(self, memory: Memory, slot: int, place: int, ids: np.ndarray) -> None:
-        """Write a slot's tokens from a place on."""
-        self._write(memory, slot, place, ids, False)
-
-    def _write(self, memory: Memory, slot: int, place: int, ids: np.ndarray, resets: bool) -> None:
         width = min(ENTERED, self._length + 1)
         for first in range(0, len(ids), width):
             piece = ids[first : first + width]
             packed = np.zeros(_HEADER + width, np.int32)
-            packed[:_HEADER] = slot, place + first, len(piece), resets and first == 0
+            packed[:_HEADER] = slot, first, len(piece), first == 0
             packed[_HEADER : _HEADER + len(piece)] = piece
             arguments = memory.tokens, memory.blocks, self.send(packed)
             memory.tokens, memory.blocks = self.compiled("enter", partial(_jit_enter, self._whole), *arguments)
+
+    def put(self, memory: Memory, entries: np.ndarray) -> None:
+        """Write tokens: int32 [3, n], slots, places and ids. None: padding."""
+        for first in range(0, max(1, entries.shape[1]), PUT):
+            packed = np.zeros((3, PUT), np.int32)
+            packed[0] = self._slots
+            piece = entries[:, first : first + PUT]
+            packed[:, : piece.shape[1]] = piece
+            memory.tokens = self.compiled("put", partial(_jit_put, self._whole), memory.tokens, self.send(packed))
 
     def place(self, memory: Memory, entries: np.ndarray) -> None:
         """Write new pages into the block tables: int32 [4, n], tables, slots, indices and pages. None: padding."""
@@ -403,6 +407,13 @@ def _jit_enter(whole: NamedSharding) -> Any:
         return tokens.at[slot, place].set(ids, mode="drop"), blocks.at[:, slot].set(cleared)
 
     return jax.jit(function, donate_argnums=(0, 1), out_shardings=(whole, whole))
+
+
+def _jit_put(whole: NamedSharding) -> Any:
+    def function(tokens: jax.Array, packed: jax.Array) -> jax.Array:
+        return tokens.at[packed[0], packed[1]].set(packed[2])
+
+    return jax.jit(function, donate_argnums=0, out_shardings=whole)
 
 
 def _jit_place(whole: NamedSharding) -> Any:
