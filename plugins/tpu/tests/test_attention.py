@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine.types.plan import StepPlan
 from engine_tpu import attention, attention_pallas
-from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, write_pages, write_tokens
+from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, held, write_pages, write_tokens
 from engine_tpu.buckets import Bucket, Packing, fill_tokens
 
 PAGE, WIDTH, HEADS, KV_HEADS, DIM = 4, 12, 4, 2, 8
@@ -223,3 +223,23 @@ def test_a_cache_of_8_bits() -> None:
     """What is too large for its floats becomes the largest of them."""
     x = jnp.asarray([1.0, 1e6, -1e6], jnp.float32)
     assert as_stored(x, jnp.float8_e4m3fn).astype(jnp.float32).tolist() == [1.0, 448.0, -448.0]
+
+
+@pytest.mark.parametrize(("dtype", "decodes"), [("bfloat16", True), ("float8_e4m3fn", False)])
+def test_a_cache_of_bits(dtype: str, decodes: bool) -> None:
+    """A pool that holds the bits of its numbers is written and read as one that holds the numbers."""
+    one = case(11, decodes, "float32")
+    assert held(jnp.dtype(dtype), "tpu") == dtype and held(jnp.dtype("float32"), "cpu") == "float32"
+    bits = held(jnp.dtype(dtype), "cpu")
+    assert jnp.issubdtype(bits, jnp.unsignedinteger)
+    kv = as_stored(jnp.asarray(one.kv), jnp.dtype(dtype))
+    q, numbers = jnp.asarray(one.q).astype(jnp.bfloat16), jnp.asarray(one.pool).astype(dtype)
+
+    @jax.jit
+    def run(pool: Any, kv: Any) -> Any:
+        pool = written(one._replace(pool=pool, kv=kv))
+        return pool, attend(q, pool, jnp.asarray(one.table), blocks_of(one), FORMS["full"]).view(np.uint16)
+
+    (floats, out), (integers, same) = run(numbers, kv), run(numbers.view(bits), kv.view(bits))
+    assert integers.dtype == bits and np.array_equal(np.asarray(floats.view(bits)), np.asarray(integers))
+    assert np.array_equal(np.asarray(out), np.asarray(same))

@@ -76,12 +76,19 @@ class Logprobs(NamedTuple):
 
 
 def draw(
-    logits: jax.Array, tokens: jax.Array, rows: SampledRows, asked: Asked, masks: Masks | None
+    logits: jax.Array,
+    tokens: jax.Array,
+    following: jax.Array,
+    rows: SampledRows,
+    asked: Asked,
+    masks: Masks | None,
 ) -> tuple[jax.Array, jax.Array, Logprobs]:
     """Draw one token for each row.
 
     Args:
         logits: float32 or float64 [N, V]. tokens: int32 [slots, L]; the table of tokens.
+        following: int32 [N]; what stands in the table where each token goes. (Were it read here, XLA would copy the
+            table: it does not see to it that it is read before it is written to.)
 
     Returns the table with the tokens in it; int32 [2, N]: the tokens, `BROKEN` where logits are no numbers, and 1 where
     the table had the same token there already, which is so of a draft that agrees; log probabilities if asked for.
@@ -98,7 +105,7 @@ def draw(
         lambda: jnp.where(rows.temperature > 0, _sampled(logits, rows, asked.filters), likeliest),
         lambda: likeliest,
     )
-    agrees = tokens[rows.slot, rows.place] == drawn
+    agrees = following == drawn
     told = jnp.stack((jnp.where(broken, BROKEN, drawn), agrees.astype(jnp.int32)))
     most = min(MAX_LOGPROBS, logits.shape[1])
     found = lax.cond(asked.logprobs, lambda: logprobs(raw, drawn, most), lambda: _no_logprobs(len(drawn), most))
