@@ -87,6 +87,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors. A quarter of the tests' time nobody computes: a server's patience with its
+    clients, or a parent's with a silent child, has to end before it can be looked at."""
+    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """As `--dist loadgroup` deals tests out, but a function with all its parameters at once, and in time that does not
     grow with the square of the tests: xdist counts through all that has run whenever a test ends, and looks each up by
