@@ -8,7 +8,8 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 
 from engine.types.errors import ConfigError
-from engine_cpu._native import Layout, PackedOps, levels, look_up, use_huge_pages
+from engine_cpu import _native as native
+from engine_cpu._native import Layout, PackedOps, levels, use_huge_pages
 from engine_cpu.dtypes import DTYPES
 
 LARGE_BYTES = 256 << 10
@@ -186,7 +187,7 @@ class PackedLinear:
         """
         ids = ids.contiguous()
         out = torch.empty((len(ids), packed.made_of[2]), dtype=dtype)
-        look_up(
+        native.look_up(
             packed.layout, DTYPES[dtype], packed.weight.data_ptr(), ids.data_ptr(), ids.dtype == torch.int64, len(ids),
             first or 0, first is not None, out.data_ptr(), self._threads,
         )  # fmt: skip
