@@ -1,7 +1,8 @@
 """Whole steps, compiled by the TPU's own compiler, which needs no TPU: what it says of their memory and operations.
 
 `pip install libtpu` brings the compiler. Weights are told by their shapes, so a model of any size can be compiled
-anywhere. `python plugins/tpu/benchmarks/compiled_steps.py` prints the table of docs/users/tpu.md; a step takes a minute.
+anywhere. `python plugins/tpu/benchmarks/compiled_steps.py` prints the table of docs/users/tpu.md; a step takes a
+minute.
 """
 
 from __future__ import annotations
