@@ -179,20 +179,21 @@ class Steps:
 
     def memory(self, num_pages: int) -> Memory:
         """Pools of so many pages, and empty tables."""
-        pools = 1 + max(site.pool for site in self._sites)
+        shapes = self.memory_shapes(num_pages)
+
+        def make() -> Any:
+            return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
+
+        return Memory(*jax.jit(make, out_shardings=jax.tree.map(lambda one: one.sharding, shapes))())
+
+    def memory_shapes(self, num_pages: int) -> tuple[Any, ...]:
+        """The arrays of `memory` as `jax.ShapeDtypeStruct`, in its order."""
         shape = (num_pages, 2 * self._model.kv_heads * self._shards.size, self.page_size, self._head_size)
+        pool = jax.ShapeDtypeStruct(shape, self._held, sharding=self._sharding(self._pool_spec))
+        pools = (pool,) * (1 + max(site.pool for site in self._sites))
         width = -(-self._length // self.page_size)
-
-        def make() -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
-            return (
-                tuple(jnp.zeros(shape, self._held) for _ in range(pools)),
-                jnp.zeros((self._num_tables, self._slots + 1, width), jnp.int32),
-                jnp.zeros((self._slots + 1, self._length + 1), jnp.int32),
-            )
-
-        whole = self._whole
-        shardings = (self._sharding(self._pool_spec),) * pools, whole, whole
-        return Memory(*jax.jit(make, out_shardings=shardings)())
+        tables = (self._num_tables, self._slots + 1, width), (self._slots + 1, self._length + 1)
+        return pools, *(jax.ShapeDtypeStruct(one, jnp.int32, sharding=self._whole) for one in tables)
 
     @property
     def _pool_spec(self) -> PartitionSpec:
