@@ -87,8 +87,8 @@ class PlatformCard(Card):
 
     @classmethod
     def logits_processors(cls) -> tuple[type[Any], ...]:
-        """Where that point is among `own_points`: cards of it, for what `worker` honours itself. Requests may have their
-        parameters, and are checked by them; since minor 4."""
+        """Where that point is among `own_points`: cards of it, for what `worker` honours itself. Requests may have
+        their parameters, and are checked by them; since minor 4."""
         return ()
 
     @classmethod
