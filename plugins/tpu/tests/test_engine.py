@@ -347,6 +347,12 @@ def test_refusals(checkpoints: Any) -> None:
         ("fp8 alone", {"kv_cache_dtype": "float16"}, ConfigError),
         ("page 0 is", {"num_kv_pages": 1}, KVCacheTooSmallError),
         ("bfloat16, float32", {"dtype": "float16"}, EngineError),
+        ("file.*computes with torch, the platform with jax", {"kv_connector": "file"}, EngineError),
+        ("host.*computes with torch", {"swap_space": 1 << 20, "preemption_mode": "swap"}, EngineError),
+        ("lora.*computes with torch", {"adapter": "lora"}, EngineError),
+        ("brings its own", {"logits_processors": "whisper"}, ConfigError),
+        ("worker of its own", {"evictor": "cacheblend"}, ConfigError),
+        ("takes tokens alone", {"enable_prompt_embeds": True}, ConfigError),
     ):
         with pytest.raises(error, match=words):
             jax_engine(folder, **settings_)
@@ -357,6 +363,8 @@ def test_refusals(checkpoints: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             jax_engine(folder, platform)
+    with pytest.raises(ConfigError, match="no safetensors files"):
+        jax_engine("dummy:tiny", load_format="dummy")
     with pytest.raises(ConfigError, match="one device"):
         jax_engine(checkpoints("MixtralForCausalLM", **MODELS["MixtralForCausalLM"]), {"expert_parallel": True})
     with pytest.raises(EngineError, match=r"finds no TPU|JAX finds"):
@@ -379,16 +387,6 @@ def test_buckets_hold_every_step(rows: list[int], tokens: list[int]) -> None:
             for draws in {*range(num_rows + 1), min(num_tokens, 41), min(num_tokens, 64)}:
                 found = buckets.of(num_rows, num_tokens, draws, False)
                 assert found in made and found.tokens >= num_tokens and found.draws >= draws
-
-
-@pytest.mark.parametrize("point", ["ops", "attention", "quantization", "logits_processor"])
-def test_why_nobody_serves(point: str) -> None:
-    """Of the points that the worker brings itself, every driver is told so."""
-    arguments = [point, "tiny", "--platform", "tpu", "--platform.device", "cpu"]
-    command = [sys.executable, "-m", "engine", "plugins", "why", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = {reason for one in json.loads(done.stdout)["candidates"] for reason in one["reasons"]}
-    assert done.returncode == 0 and said == {"the worker of platform 'tpu' brings its own"}
 
 
 def test_requests_that_are_refused(checkpoints: Any, tmp_path: Path) -> None:
