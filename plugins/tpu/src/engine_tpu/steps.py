@@ -35,6 +35,8 @@ ENTERED = 1024
 """Ids of one turn of `enter`, at most."""
 PLACED = 1024
 """New pages of one turn of `place`."""
+PUT = 256
+"""Tokens of one turn of `put`."""
 COPIED = 64
 """Pages of one turn of `copy`."""
 SCORED = 128
@@ -177,20 +179,21 @@ class Steps:
 
     def memory(self, num_pages: int) -> Memory:
         """Pools of so many pages, and empty tables."""
-        pools = 1 + max(site.pool for site in self._sites)
+        shapes = self.memory_shapes(num_pages)
+
+        def make() -> Any:
+            return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
+
+        return Memory(*jax.jit(make, out_shardings=jax.tree.map(lambda one: one.sharding, shapes))())
+
+    def memory_shapes(self, num_pages: int) -> tuple[Any, ...]:
+        """The arrays of `memory` as `jax.ShapeDtypeStruct`, in its order."""
         shape = (num_pages, 2 * self._model.kv_heads * self._shards.size, self.page_size, self._head_size)
+        pool = jax.ShapeDtypeStruct(shape, self._held, sharding=self._sharding(self._pool_spec))
+        pools = (pool,) * (1 + max(site.pool for site in self._sites))
         width = -(-self._length // self.page_size)
-
-        def make() -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
-            return (
-                tuple(jnp.zeros(shape, self._held) for _ in range(pools)),
-                jnp.zeros((self._num_tables, self._slots + 1, width), jnp.int32),
-                jnp.zeros((self._slots + 1, self._length + 1), jnp.int32),
-            )
-
-        whole = self._whole
-        shardings = (self._sharding(self._pool_spec),) * pools, whole, whole
-        return Memory(*jax.jit(make, out_shardings=shardings)())
+        tables = (self._num_tables, self._slots + 1, width), (self._slots + 1, self._length + 1)
+        return pools, *(jax.ShapeDtypeStruct(one, jnp.int32, sharding=self._whole) for one in tables)
 
     @property
     def _pool_spec(self) -> PartitionSpec:
@@ -283,9 +286,9 @@ class Steps:
         memory.tokens, told, found = self.compiled(key, partial(_jit_draw, self._whole), *arguments)
         return told, found
 
-    def masks(self, ends: np.ndarray, allowed: np.ndarray) -> Masks:
-        """Send masks, uint32 [N, ceil(V / 32)]."""
-        return Masks(self.send(ends), self.send(allowed))
+    def masks(self, ends: np.ndarray, allowed: np.ndarray, edited: jax.Array) -> Masks:
+        """Send masks, uint32 [N, ceil(V / 32)]. edited: see `Masks`."""
+        return Masks(self.send(ends), self.send(allowed), edited)
 
     def run_padding(self, memory: Memory, bucket: Bucket) -> None:
         """Compile a bucket's step and draws and run them on padding, with all that rows may ask of the drawing."""
@@ -294,28 +297,30 @@ class Steps:
         views["repetition"][:] = np.ones(1, np.float32).view(np.int32)
         given = self.forward(memory, bucket, self.send(packed))
         words = np.zeros((bucket.draws, -(-given.logits.shape[1] // 32)), np.uint32)
-        for masks in (None, self.masks(words, ~words)):
+        for masks in (None, self.masks(words, ~words, given.logits)):
             told, _ = self.draw(memory, given, masks)
         told.block_until_ready()
 
     # -- tables ------------------------------------------------------------------------------------------------------
     def enter(self, memory: Memory, slot: int, ids: np.ndarray) -> None:
         """A request with these tokens enters a slot; its block tables are empty."""
-        self._write(memory, slot, 0, ids, True)
-
-    def put(self, memory: Memory, slot: int, place: int, ids: np.ndarray) -> None:
-        """Write a slot's tokens from a place on."""
-        self._write(memory, slot, place, ids, False)
-
-    def _write(self, memory: Memory, slot: int, place: int, ids: np.ndarray, resets: bool) -> None:
         width = min(ENTERED, self._length + 1)
         for first in range(0, len(ids), width):
             piece = ids[first : first + width]
             packed = np.zeros(_HEADER + width, np.int32)
-            packed[:_HEADER] = slot, place + first, len(piece), resets and first == 0
+            packed[:_HEADER] = slot, first, len(piece), first == 0
             packed[_HEADER : _HEADER + len(piece)] = piece
             arguments = memory.tokens, memory.blocks, self.send(packed)
             memory.tokens, memory.blocks = self.compiled("enter", partial(_jit_enter, self._whole), *arguments)
+
+    def put(self, memory: Memory, entries: np.ndarray) -> None:
+        """Write tokens: int32 [3, n], slots, places and ids. None: padding."""
+        for first in range(0, max(1, entries.shape[1]), PUT):
+            packed = np.zeros((3, PUT), np.int32)
+            packed[0] = self._slots
+            piece = entries[:, first : first + PUT]
+            packed[:, : piece.shape[1]] = piece
+            memory.tokens = self.compiled("put", partial(_jit_put, self._whole), memory.tokens, self.send(packed))
 
     def place(self, memory: Memory, entries: np.ndarray) -> None:
         """Write new pages into the block tables: int32 [4, n], tables, slots, indices and pages. None: padding."""
@@ -403,6 +408,13 @@ def _jit_enter(whole: NamedSharding) -> Any:
         return tokens.at[slot, place].set(ids, mode="drop"), blocks.at[:, slot].set(cleared)
 
     return jax.jit(function, donate_argnums=(0, 1), out_shardings=(whole, whole))
+
+
+def _jit_put(whole: NamedSharding) -> Any:
+    def function(tokens: jax.Array, packed: jax.Array) -> jax.Array:
+        return tokens.at[packed[0], packed[1]].set(packed[2])
+
+    return jax.jit(function, donate_argnums=0, out_shardings=whole)
 
 
 def _jit_place(whole: NamedSharding) -> Any:
