@@ -95,9 +95,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """As `--dist loadgroup` deals tests out, but a function with all its parameters at once, and in time that does not
-    grow with the square of the tests: xdist counts through all that has run whenever a test ends, and looks each up by
-    its name among all. For twenty thousand tests that takes a quarter of a minute, and processes wait for it."""
+    """As `--dist loadgroup` deals tests out, but a class, or a function with all its parameters, at once: a class of a
+    suite keeps what its tests share. And in time that does not grow with the square of the tests: xdist counts through
+    all that has run whenever a test ends, and looks each up by its name among all. For twenty thousand tests that takes
+    a quarter of a minute, and processes wait for it."""
     if config.getvalue("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
@@ -113,7 +114,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope = super()._split_scope(nodeid)
-            return nodeid.partition("[")[0] if scope == nodeid else scope
+            names = nodeid.partition("[")[0].split("::")
+            return "::".join(names[:2]) if scope == nodeid else scope
 
         def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
             super().add_node_collection(node, collection)

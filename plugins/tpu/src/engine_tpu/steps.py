@@ -179,20 +179,21 @@ class Steps:
 
     def memory(self, num_pages: int) -> Memory:
         """Pools of so many pages, and empty tables."""
-        pools = 1 + max(site.pool for site in self._sites)
+        shapes = self.memory_shapes(num_pages)
+
+        def make() -> Any:
+            return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
+
+        return Memory(*jax.jit(make, out_shardings=jax.tree.map(lambda one: one.sharding, shapes))())
+
+    def memory_shapes(self, num_pages: int) -> tuple[Any, ...]:
+        """The arrays of `memory` as `jax.ShapeDtypeStruct`, in its order."""
         shape = (num_pages, 2 * self._model.kv_heads * self._shards.size, self.page_size, self._head_size)
+        pool = jax.ShapeDtypeStruct(shape, self._held, sharding=self._sharding(self._pool_spec))
+        pools = (pool,) * (1 + max(site.pool for site in self._sites))
         width = -(-self._length // self.page_size)
-
-        def make() -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
-            return (
-                tuple(jnp.zeros(shape, self._held) for _ in range(pools)),
-                jnp.zeros((self._num_tables, self._slots + 1, width), jnp.int32),
-                jnp.zeros((self._slots + 1, self._length + 1), jnp.int32),
-            )
-
-        whole = self._whole
-        shardings = (self._sharding(self._pool_spec),) * pools, whole, whole
-        return Memory(*jax.jit(make, out_shardings=shardings)())
+        tables = (self._num_tables, self._slots + 1, width), (self._slots + 1, self._length + 1)
+        return pools, *(jax.ShapeDtypeStruct(one, jnp.int32, sharding=self._whole) for one in tables)
 
     @property
     def _pool_spec(self) -> PartitionSpec:
@@ -285,9 +286,9 @@ class Steps:
         memory.tokens, told, found = self.compiled(key, partial(_jit_draw, self._whole), *arguments)
         return told, found
 
-    def masks(self, ends: np.ndarray, allowed: np.ndarray) -> Masks:
-        """Send masks, uint32 [N, ceil(V / 32)]."""
-        return Masks(self.send(ends), self.send(allowed))
+    def masks(self, ends: np.ndarray, allowed: np.ndarray, edited: jax.Array) -> Masks:
+        """Send masks, uint32 [N, ceil(V / 32)]. edited: see `Masks`."""
+        return Masks(self.send(ends), self.send(allowed), edited)
 
     def run_padding(self, memory: Memory, bucket: Bucket) -> None:
         """Compile a bucket's step and draws and run them on padding, with all that rows may ask of the drawing."""
@@ -296,7 +297,7 @@ class Steps:
         views["repetition"][:] = np.ones(1, np.float32).view(np.int32)
         given = self.forward(memory, bucket, self.send(packed))
         words = np.zeros((bucket.draws, -(-given.logits.shape[1] // 32)), np.uint32)
-        for masks in (None, self.masks(words, ~words)):
+        for masks in (None, self.masks(words, ~words, given.logits)):
             told, _ = self.draw(memory, given, masks)
         told.block_until_ready()
 
