@@ -62,10 +62,12 @@ class Masks(NamedTuple):
     Args:
         ends: 1 forbids: tokens that would end a request too early.
         allowed: 0 forbids: constraints. A row that they leave nothing gets a token that they forbid.
+        edited: [N, V]; the logits that are drawn from; None: those that log probabilities are told of.
     """
 
     ends: jax.Array
     allowed: jax.Array
+    edited: jax.Array | None = None
 
 
 class Logprobs(NamedTuple):
@@ -97,6 +99,7 @@ def draw(
     """
     raw, broken = logits, jnp.isnan(logits).any(axis=1)
     if masks is not None:
+        logits = logits if masks.edited is None else masks.edited
         logits = jnp.where(_bits(masks.ends, logits.shape[1]), -jnp.inf, logits)
     logits = lax.cond(asked.penalties, lambda x: _penalised(x, tokens, rows), lambda x: x, logits)
     if masks is not None:

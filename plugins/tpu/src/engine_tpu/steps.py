@@ -281,9 +281,9 @@ class Steps:
         memory.tokens, told, found = self.compiled(key, partial(_jit_draw, self._whole), *arguments)
         return told, found
 
-    def masks(self, ends: np.ndarray, allowed: np.ndarray) -> Masks:
-        """Send masks, uint32 [N, ceil(V / 32)]."""
-        return Masks(self.send(ends), self.send(allowed))
+    def masks(self, ends: np.ndarray, allowed: np.ndarray, edited: jax.Array) -> Masks:
+        """Send masks, uint32 [N, ceil(V / 32)]. edited: see `Masks`."""
+        return Masks(self.send(ends), self.send(allowed), edited)
 
     def run_padding(self, memory: Memory, bucket: Bucket) -> None:
         """Compile a bucket's step and draws and run them on padding, with all that rows may ask of the drawing."""
@@ -292,7 +292,7 @@ class Steps:
         views["repetition"][:] = np.ones(1, np.float32).view(np.int32)
         given = self.forward(memory, bucket, self.send(packed))
         words = np.zeros((bucket.draws, -(-given.logits.shape[1] // 32)), np.uint32)
-        for masks in (None, self.masks(words, ~words)):
+        for masks in (None, self.masks(words, ~words, given.logits)):
             told, _ = self.draw(memory, given, masks)
         told.block_until_ready()
 
