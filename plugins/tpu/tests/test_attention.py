@@ -182,16 +182,12 @@ def test_kernel_is_lowered(queries: int, dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("queries", [1, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
-def test_kernel_is_compiled(queries: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_compiled(queries: int, dtype: str) -> None:
     """By the TPU's own compiler, which needs no TPU, with the precision that the worker sets."""
     pytest.importorskip("libtpu", reason="libtpu is not installed")
-    from jax.experimental import topologies
+    from compiled_steps import devices_of
 
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-    device = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
-    place = jax.sharding.SingleDeviceSharding(device)
+    place = jax.sharding.SingleDeviceSharding(devices_of("v5e:2x2")[0])
     blocks = 8
 
     def told(shape: tuple[int, ...], of: str) -> jax.ShapeDtypeStruct:
@@ -206,6 +202,25 @@ def test_kernel_is_compiled(queries: int, dtype: str, monkeypatch: pytest.Monkey
     with jax.default_matmul_precision("highest"):
         lowered = function.lower(q, told((100, 16, 32, 128), dtype), told((blocks, 32), "int32"), arrays)
     assert lowered.compile().memory_analysis().argument_size_in_bytes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "devices"), [("QWEN3", 1), ("LLAMA", 4)])
+def test_steps_are_compiled(model: str, devices: int) -> None:
+    """A decode step, one with a prompt, and their draws, by the TPU's own compiler, on one chip and on a mesh: it
+    refuses no form, and the cache is written in place."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed")
+    import compiled_steps
+
+    few = {"num_hidden_layers": 2, "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
+    made = compiled_steps.devices_of("v5e:2x2")[:devices]
+    steps = compiled_steps.steps_of({**getattr(compiled_steps, model), **few}, made, 8, 1024, compiled_steps.BFLOAT16)
+    pages = 500
+    for bucket in (Bucket(8, 8, 8, True), Bucket(8, 64, 8, False)):
+        told = compiled_steps.compiled(steps, bucket, pages)
+        cache = pages * steps.page_bytes / devices
+        assert told.in_place >= cache and told.besides < cache / 4
+        assert told.operations > 0 and told.kept > told.in_place
 
 
 @pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])

@@ -219,7 +219,7 @@ PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
     "PlatformCard",
     "one",
     "the device: memory pools, dtypes, capture and replay, the worker that is started",
-    minor=3,
+    minor=4,
 )
 OPS: Point[OpsCard, OpsNeed] = Point(
     "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=2

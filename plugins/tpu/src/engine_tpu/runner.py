@@ -28,6 +28,7 @@ from engine.types.plan import (
 from engine.types.start import WorkerStart
 from engine_tpu.buckets import SAMPLED, Bucket, Buckets, fill_tokens
 from engine_tpu.drafting import Drafting
+from engine_tpu.edits import Edits
 from engine_tpu.results import FailedStep, PendingSample, RunningStep
 from engine_tpu.sampling import Logprobs
 from engine_tpu.sampling import Masks as DeviceMasks
@@ -86,7 +87,9 @@ class Runner:
         self._memory = memory
         self._buckets = buckets
         self._vocab_size = start.model.vocab_size
+        self._logits_dtype = np.float64 if start.dtype == "float64" else np.float32
         self._parameters = SlotParameters(start.max_num_seqs + 1, start.model.vocab_size)
+        self._edits = Edits(steps, memory, start.max_num_seqs + 1, self._vocab_size)
         self._words = -(-self._vocab_size // 32)
         self._open: PendingSample | FailedStep | None = None
 
@@ -101,6 +104,7 @@ class Runner:
         for number, bucket in enumerate(sizes):
             tell(number, len(sizes), bucket)
             steps.run_padding(memory, bucket)
+        self._edits.warm_up({bucket.draws for bucket in sizes}, self._logits_dtype)
 
     def execute(self, plan: StepPlan) -> StepFuture:
         """Launch a step. An error of the launch is the future's."""
@@ -135,6 +139,7 @@ class Runner:
             plan = self._drafting.begin(plan)
         for new in plan.new_slots:
             self._parameters.enter(new)
+            self._edits.enter(new)
             steps.enter(memory, new.slot, new.token_ids)
         entries = _entries(plan.new_blocks)
         if plan.given_drafts is not None:
@@ -184,7 +189,7 @@ class Runner:
         """What comes behind the model: tokens are drawn, and the copy to the host begins."""
         arrays = []
         if len(drawing.row):
-            told, found = self._steps.draw(self._memory, given, self._masks(drawing, masks, len(given.logits)))
+            told, found = self._steps.draw(self._memory, given, self._masks(drawing, given, masks))
             arrays = [told, *(found if len(asked) else ())]
         scored = self._score(plan, given)
         arrays += [array for piece in scored[2] for array in piece] if scored else []
@@ -208,17 +213,19 @@ class Runner:
             self._drafting.drawn(step, drawing.slot[first], drawing.place[first], drawing.row[first])
         return step
 
-    def _masks(self, drawing: Drawing, masks: Masks | None, draws: int) -> DeviceMasks | None:
-        """Those of a step on the device; None where no row has any."""
-        ends = np.zeros((draws, self._words), np.uint32)
+    def _masks(self, drawing: Drawing, given: Forwarded, masks: Masks | None) -> DeviceMasks | None:
+        """Those of a step on the device, with the edited logits; None where no row has any, and none is edited."""
+        ends = np.zeros((len(given.logits), self._words), np.uint32)
         early = self._parameters.ends_too_early(drawing.slot, drawing.place, ends)
-        if not early and (masks is None or not len(masks.row)):
+        position = drawing.place - self._parameters.num_prompt[drawing.slot]
+        edited = self._edits(given.logits, given.drawing, drawing.slot, position)
+        if not early and edited is given.logits and (masks is None or not len(masks.row)):
             return None
         allowed = np.full_like(ends, 0xFFFFFFFF)
         if masks is not None:
             nth = np.arange(len(masks.row)) - np.searchsorted(masks.row, masks.row)  # mask of its row
             allowed[np.searchsorted(drawing.row, masks.row) + nth] = masks.bits.view(np.uint32)
-        return self._steps.masks(ends, allowed)
+        return self._steps.masks(ends, allowed, edited)
 
     def _put_drafts(self, plan: StepPlan) -> None:
         """Write the drafts of a plan behind their rows' tokens."""

@@ -156,6 +156,8 @@ class Steps:
         self._length = max_model_len
         self._cache_dtype = cache_dtype
         self._attend = attend
+        self._whole = NamedSharding(shards.mesh, PartitionSpec())
+        self._divided = NamedSharding(shards.mesh, self._pool_spec)
         by_xla = attend is attention.attend
         self._held = held(cache_dtype, self.devices[0].platform) if by_xla else cache_dtype
         self._num_tables = len(layout.tables)
@@ -179,31 +181,25 @@ class Steps:
 
     def memory(self, num_pages: int) -> Memory:
         """Pools of so many pages, and empty tables."""
-        pools = 1 + max(site.pool for site in self._sites)
+        shapes = self.memory_shapes(num_pages)
+
+        def make() -> Any:
+            return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
+
+        return Memory(*jax.jit(make, out_shardings=jax.tree.map(lambda one: one.sharding, shapes))())
+
+    def memory_shapes(self, num_pages: int) -> tuple[Any, ...]:
+        """The arrays of `memory` as `jax.ShapeDtypeStruct`, in its order."""
         shape = (num_pages, 2 * self._model.kv_heads * self._shards.size, self.page_size, self._head_size)
+        pool = jax.ShapeDtypeStruct(shape, self._held, sharding=self._divided)
+        pools = (pool,) * (1 + max(site.pool for site in self._sites))
         width = -(-self._length // self.page_size)
-
-        def make() -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
-            return (
-                tuple(jnp.zeros(shape, self._held) for _ in range(pools)),
-                jnp.zeros((self._num_tables, self._slots + 1, width), jnp.int32),
-                jnp.zeros((self._slots + 1, self._length + 1), jnp.int32),
-            )
-
-        whole = self._whole
-        shardings = (self._sharding(self._pool_spec),) * pools, whole, whole
-        return Memory(*jax.jit(make, out_shardings=shardings)())
+        tables = (self._num_tables, self._slots + 1, width), (self._slots + 1, self._length + 1)
+        return pools, *(jax.ShapeDtypeStruct(one, jnp.int32, sharding=self._whole) for one in tables)
 
     @property
     def _pool_spec(self) -> PartitionSpec:
         return PartitionSpec(None, AXIS) if self._shards.size > 1 else PartitionSpec()
-
-    def _sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
-        return NamedSharding(self._shards.mesh, PartitionSpec() if spec is None else spec)
-
-    @property
-    def _whole(self) -> NamedSharding:
-        return self._sharding()
 
     def send(self, array: np.ndarray) -> jax.Array:
         """Start a copy to every device. The array is JAX's from then on: nobody may change it."""
@@ -285,9 +281,9 @@ class Steps:
         memory.tokens, told, found = self.compiled(key, partial(_jit_draw, self._whole), *arguments)
         return told, found
 
-    def masks(self, ends: np.ndarray, allowed: np.ndarray) -> Masks:
-        """Send masks, uint32 [N, ceil(V / 32)]."""
-        return Masks(self.send(ends), self.send(allowed))
+    def masks(self, ends: np.ndarray, allowed: np.ndarray, edited: jax.Array) -> Masks:
+        """Send masks, uint32 [N, ceil(V / 32)]. edited: see `Masks`."""
+        return Masks(self.send(ends), self.send(allowed), edited)
 
     def run_padding(self, memory: Memory, bucket: Bucket) -> None:
         """Compile a bucket's step and draws and run them on padding, with all that rows may ask of the drawing."""
@@ -296,7 +292,7 @@ class Steps:
         views["repetition"][:] = np.ones(1, np.float32).view(np.int32)
         given = self.forward(memory, bucket, self.send(packed))
         words = np.zeros((bucket.draws, -(-given.logits.shape[1] // 32)), np.uint32)
-        for masks in (None, self.masks(words, ~words)):
+        for masks in (None, self.masks(words, ~words, given.logits)):
             told, _ = self.draw(memory, given, masks)
         told.block_until_ready()
 
@@ -342,8 +338,7 @@ class Steps:
         def function(pools: tuple[jax.Array, ...], packed: jax.Array) -> tuple[jax.Array, ...]:
             return tuple(pool.at[packed[1]].set(pool[packed[0]]) for pool in pools)
 
-        sharding = self._sharding(self._pool_spec)
-        return jax.jit(function, donate_argnums=0, out_shardings=sharding)
+        return jax.jit(function, donate_argnums=0, out_shardings=self._divided)
 
     def score(self, memory: Memory, hidden: jax.Array, packed: np.ndarray) -> Logprobs:
         """Log probabilities of the tokens at int32 [SCORED] slots and places, packed[1:], given the hidden states of

@@ -55,6 +55,8 @@ _DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
 }
+_BESIDE = frozenset({"adapter", "communicator", "experts", "kv_connector", "logits_processor", "ops", "quantization"})
+"""Points whose drivers would work in the worker, and do not here."""
 _UTILIZATION = 0.9
 """Of a TPU's memory that the engine takes, where nobody says."""
 _KEPT_BITS = 5
@@ -278,6 +280,15 @@ def _profiled(start: WorkerStart, steps: Steps, buckets: Buckets) -> tuple[int, 
 def _refuse(start: WorkerStart) -> None:
     """Raise ConfigError for what the launcher may ask of any platform, and this worker does without."""
     model, asked = start.model, "platform=tpu"
+    for choice in start.choices:
+        if choice.point in _BESIDE:
+            found = "its worker has no place for drivers of that point"
+            raise ConfigError(f"{asked} with {choice.point}={choice.driver}", found, "leave it out")
+        if choice.point == "checkpoint" and not all(
+            file.endswith(".safetensors") for file in start.files.weights or "?"
+        ):
+            found = f"driver '{choice.driver}' of {start.files.name} has no safetensors files, which its worker reads"
+            raise ConfigError(f"{asked} with checkpoint={choice.driver}", found, "name a model with such files")
     if not model.generates:
         found = "its worker generates text alone"
         raise ConfigError(f"{asked} with an engine that pools", found, "use another platform")
