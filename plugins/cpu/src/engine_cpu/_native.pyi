@@ -461,6 +461,24 @@ class Layout:
         """codes uint8 [outputs, inputs], scales and zeros (uint8) [outputs, groups], all dense -> packed. zeros of
         whole numbers, else 0; of int8 neither is read."""
 
+def look_up(
+    layout: Layout,
+    dtype: int,
+    weight: int,
+    index: int,
+    wide: bool,
+    count: int,
+    first: int,
+    part: bool,
+    out: int,
+    threads: int,
+) -> None:
+    """out [count, inputs], of float32 or bfloat16, = rows index[i] - first of a packed layer of blocks or of floats.
+
+    wide: indices are int64, not int32. part: an index outside gives zeros; else it raises IndexError. Raises ValueError
+    for another format or dtype.
+    """
+
 class PackedOps:
     """Products with packed weights, at one level."""
 

@@ -8,6 +8,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 
 from engine.types.errors import ConfigError
+from engine_cpu import _native as native
 from engine_cpu._native import Layout, PackedOps, levels, use_huge_pages
 from engine_cpu.dtypes import DTYPES
 
@@ -176,6 +177,19 @@ class PackedLinear:
             packed.layout, DTYPES[x.dtype], x.data_ptr(), x.stride(0), rows, packed.weight.data_ptr(),
             0 if scales is None else scales.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             out.stride(0), self._scratch.data_ptr(), 0 if packed.order is None else packed.order.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def look_up(self, ids: torch.Tensor, packed: Packed, dtype: torch.dtype, first: int | None) -> torch.Tensor:
+        """ids int32 or int64 [T] -> rows ids - first of a layer of blocks or floats, [T, I] in float32 or bfloat16.
+
+        first: ids outside of first .. first + O - 1 give zeros; None: there is no such id, and 0 is the first.
+        """
+        ids = ids.contiguous()
+        out = torch.empty((len(ids), packed.made_of[2]), dtype=dtype)
+        native.look_up(
+            packed.layout, DTYPES[dtype], packed.weight.data_ptr(), ids.data_ptr(), ids.dtype == torch.int64, len(ids),
+            first or 0, first is not None, out.data_ptr(), self._threads,
         )  # fmt: skip
         return out
 
