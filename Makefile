@@ -33,7 +33,7 @@ JAX_STAMP := $(VENV)/.jax-stamp
 # P=plugins/server, say, runs the tests of one package.
 P ?=
 TEST_PATHS := $(or $(wildcard $(P)/tests),$(P),tests $(wildcard sdk/*/tests) core/tests $(wildcard plugins/*/tests contrib/*/tests))
-# One pytest worker a core: each keeps to one thread, or they fight for the cores.
+# Each pytest worker keeps to one thread, or they fight for the cores. There is one more than cores: see conftest.py.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= auto
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup

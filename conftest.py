@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,70 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
 
 
-def pytest_collection_finish() -> None:
-    """What stands now stands until the end, torch and ten thousand tests among it: collections need not look at it."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> list[Any] | None:
+    """Where slow tests are left out, none is made of what is marked so as a whole: they are as many as the others."""
+    marks = getattr(obj, "pytestmark", ())
+    slow = isinstance(marks, list) and any(mark.name == "slow" for mark in marks)
+    return [] if slow and "not slow" in collector.config.getoption("markexpr").split(" and ") else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is made now stands until the end, torch and ten thousand tests among it: Python need not look through it for
+    garbage, which takes a quarter of the time, nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors. A quarter of the tests' time nobody computes: a server's patience with its
+    clients, or a parent's with a silent child, has to end before it can be looked at."""
+    return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist loadgroup` deals tests out, but a class, or a function with all its parameters, at once: a class of a
+    suite keeps what its tests share. And in time that does not grow with the square of the tests: xdist counts through
+    all that has run whenever a test ends, and looks each up by its name among all. For twenty thousand tests that takes
+    a quarter of a minute, and processes wait for it."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+
+    class Collected(list[str]):
+        def __init__(self, names: Iterable[str]) -> None:
+            super().__init__(names)
+            self.places = {name: place for place, name in enumerate(self)}
+
+        def index(self, name: str, *_: Any) -> int:
+            return self.places[name]
+
+    class Scheduling(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope = super()._split_scope(nodeid)
+            names = nodeid.partition("[")[0].split("::")
+            return "::".join(names[:2]) if scope == nodeid else scope
+
+        def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+            super().add_node_collection(node, collection)
+            if node in self.registered_collections:
+                self.registered_collections[node] = Collected(collection)
+
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            super().mark_test_complete(node, item_index, duration)
+            if all(self.assigned_work[node][scope].values()):
+                del self.assigned_work[node][scope]
+
+    return Scheduling(config, log)
 
 
 NEVER_RUN = ("no GPU", "no device 'cuda'", "avx512_amx", "no neon")

@@ -82,6 +82,23 @@ def _api(arguments: argparse.Namespace, merged: Merged) -> Report:
     return measure_api(settings_of(merged), options, flags)
 
 
+# -- start -------------------------------------------------------------------------------------------------------------
+def _start_flags(parser: argparse.ArgumentParser) -> None:
+    add_positional_model(parser)
+    group = parser.add_argument_group("measurement")
+    add_count(group, "--repeats", 5, "runs of `engine generate`, after one that is not counted")
+    add_count(group, "--output-len", 16, "tokens of each")
+    add_engine_flags(parser)
+
+
+def _start(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from tests.benchmarks.start import StartOptions, measure_start
+
+    settings_of(merged)
+    options = StartOptions(repeats=arguments.repeats, output_len=arguments.output_len)
+    return measure_start(options, server_flags(arguments))
+
+
 # -- scheduler ---------------------------------------------------------------------------------------------------------
 def _scheduler_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measurement")
@@ -265,6 +282,7 @@ def _routing(arguments: argparse.Namespace, merged: Merged) -> Report:
 
 KINDS = {
     "api": Kind(_api, _api_flags, "what the server costs, where the engine's tokens are there at once"),
+    "start": Kind(_start, _start_flags, "how long until the first text, and what a server at rest holds"),
     "overhead": Kind(_overhead, _overhead_flags, "which part of a step is spent outside the executor"),
     "scheduler": Kind(_scheduler, _scheduler_flags, "the engine core's own work in a step, without a model"),
     "soak": Kind(_soak, _soak_flags, "a great many requests through an engine core: is anything lost?"),

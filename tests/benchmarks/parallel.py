@@ -5,6 +5,8 @@ or each sequence, by communicator `shm`, and as two engine cores with the whole 
 All engines stand side by side and serve in turns (A B C A B C); idle ranks wait on a socket. Prints the median of
 tokens per second of each, and the ratios; the bars are 1.7, 1.6, and 1.9 for cores. Ranks that share sequences divide
 attention alone, so there is none: they gain where contexts are long.
+Beside cores stand two engines that know nothing of each other, in turns with the rest: what the machine has for two,
+which share its memory and its cache. Copies of a whole model cannot have more.
 Stages overlap on different steps, and each step reads all weights of a stage: where reading them takes the time, as in
 decodes of few rows, stages gain nothing but the second processor's bandwidth, and prompts (--input-len) gain most.
 Nothing else should compute on the machine, which needs two processors and memory for three models.
@@ -19,6 +21,8 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -44,15 +48,20 @@ def balanced_split(model: str, input_len: int, output_len: int) -> str:
     return f"{first},{layers - first}"
 
 
-def tokens_per_second(llm: LLM, options: argparse.Namespace, seed: int, cores: int) -> float:
-    """Of one batch for each core, prompts and all."""
+def tokens_per_second(engines: Sequence[LLM], options: argparse.Namespace, seed: int, cores: int) -> float:
+    """Of one batch for each core, prompts and all; engines work at the same time, each on its share."""
     ids = np.random.default_rng(seed).integers(0, 250, (cores * options.requests, options.input_len)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
-    began = time.perf_counter()
-    prompts: Any = [{"prompt_token_ids": prompt} for prompt in ids]
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - began
-    return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
+    prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in ids]
+
+    def share(place: int) -> int:
+        outputs = engines[place].generate(prompts[place :: len(engines)], params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    with ThreadPoolExecutor(len(engines)) as threads:
+        began = time.perf_counter()
+        tokens = sum(threads.map(share, range(len(engines))))
+        return tokens / (time.perf_counter() - began)
 
 
 def main() -> None:
@@ -83,8 +92,14 @@ def main() -> None:
             "pipeline": {"pipeline_parallel_size": 2, "pipeline_parallel_split": split},
             "context": {"context_parallel_size": 2, "communicator": "shm"},
             "data": {"data_parallel_size": 2},
+            "apart": {},
         }
-        names |= {"pipeline": f"2 stages ({split})", "context": "2 share sequences", "data": "2 engine cores"}
+        names |= {
+            "pipeline": f"2 stages ({split})",
+            "context": "2 share sequences",
+            "data": "2 engine cores",
+            "apart": "2 engines apart",
+        }
     else:
         common["model"] = str(checkpoint(mixture, default_cache()))
         kinds["experts"] = {**kinds["tensor"], "enable_expert_parallel": True}
@@ -92,10 +107,13 @@ def main() -> None:
     kinds = {kind: settings for kind, settings in kinds.items() if kind in ("one", *(options.kinds or kinds))}
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
-        engines = {kind: stack.enter_context(LLM(**common, **settings)) for kind, settings in kinds.items()}
+        engines = {kind: [stack.enter_context(LLM(**common, **settings))] for kind, settings in kinds.items()}
+        if "apart" in engines:
+            engines["apart"] += engines["one"]
         for turn in range(options.rounds + 1):
-            for kind, llm in engines.items():
-                figure = tokens_per_second(llm, options, turn, kinds[kind].get("data_parallel_size", 1))
+            for kind, several in engines.items():
+                cores = kinds[kind].get("data_parallel_size", len(several))
+                figure = tokens_per_second(several, options, turn, cores)
                 if turn:  # the first warms up
                     found[kind].append(figure)
     medians = {kind: statistics.median(figures) for kind, figures in found.items()}

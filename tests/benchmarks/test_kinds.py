@@ -122,6 +122,15 @@ def test_api_counts_an_event_a_token(bench, route: str):
     assert not any("serve" in command and MARK in command for command in left)
 
 
+@pytest.mark.slow
+def test_start(bench):
+    """The command and the server are real; the memory that processes share is counted once in Pss."""
+    _, figures = bench("start", "tiny", "--repeats", "2", "--output-len", "4", MARK)
+    ordered(figures, "first_text_s", 0, 50, 100)
+    assert 0 < figures["first_text_s_p0"] < figures["end_s_p100"] and figures["processes"] >= 2
+    assert 50 < figures["pss_mib"] <= figures["rss_mib"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -40,6 +40,8 @@ NEEDED = ("torch", "triton", "transformers", "pytest", "hypothesis")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
 RESERVED = 6.0
 """Seconds kept for ending what hangs and for the table."""
+CONTEXTS_SECONDS = 2.0
+"""How long what a killed process had on the GPU takes to go."""
 OF_KERNELS = {
     "bench_small_rows": "products of few rows",
     "bench_fa3": "FlashAttention 3",
@@ -170,7 +172,7 @@ class Check:
             self._ended(stage, command, outcomes.get(index, Outcome()), alone=len(commands) == 1)
         if left := outlived(f"{MARK}={mark}"):
             self.parts.append(Part(f"{stage.name}: the end", 0, f"{len(left)} processes outlived it, and were killed"))
-            time.sleep(2)  # their contexts go
+            time.sleep(CONTEXTS_SECONDS)
         if left or any(outcome.status != 0 for outcome in outcomes.values()):
             self._probe()
         self.write()

@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
+from tests.gpu import first
 from tests.gpu import page as page_module
 from tests.gpu.bench_linear import MODELS, measure
 from tests.gpu.bench_moe import Layer, Shape
@@ -188,12 +189,16 @@ def test_figures_that_were_taken_side_by_side_do_not_count(tmp_path: Path) -> No
     assert [part.failed for part in check.parts] == [False, True]
 
 
-def test_a_process_that_outlives_its_stage_is_killed() -> None:
-    """Though it left the session: it may compute, and take the GPU from whoever is measured next."""
-    leaves = "import subprocess as s; s.Popen(['sleep', '60'], start_new_session=True, stdout=s.DEVNULL)"
+def test_a_process_that_outlives_its_stage_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it left the session: it may compute, and take the GPU from whoever is next, which is then looked at."""
+    monkeypatch.setattr(first, "PROBE", "raise SystemExit(1)")
+    monkeypatch.setattr(first, "CONTEXTS_SECONDS", 0.0)
+    quiet = "stdout=s.DEVNULL, stderr=s.DEVNULL"  # who holds the stage's own is waited for
+    leaves = f"import subprocess as s; s.Popen(['sleep', '60'], start_new_session=True, {quiet})"
     check = Check(Budget(60), variables(None))
     check.stage(Stage("leaving", [["-c", leaves]], 30))
     assert "1 processes outlived it" in check.parts[1].trouble
+    assert "does not answer" in check.parts[2].trouble
     assert not outlived("no such=entry")
 
 

@@ -4,14 +4,16 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import ROPES
 from plain import PlainOps, make_context
 
 from engine.types.errors import CheckpointError, ConfigError, EngineError, UnsupportedModelError
+from engine_kit import rotary_table
 from engine_kit.model_config import read_rope, scaled_length, unsupported_rope
-from engine_kit.rotary import cos_sin_table, inverse_frequencies, make_rotary, yarn_attention_factor
+from engine_kit.rotary import cos_sin_table, inverse_frequencies, make_rotary
 from engine_reference.models.llama_card import Llama
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -109,6 +111,9 @@ def test_longrope(factor: float | None) -> None:
         found, our_scale = inverse_frequencies(rope, length=length)
         assert torch.equal(found, expected) and our_scale == scale
         assert cos_sin_table(rope, length)[0, 0] == pytest.approx(scale)
+        by_numpy, numpys_scale = rotary_table.inverse_frequencies(np, rope, length, np.float64)
+        np.testing.assert_allclose(by_numpy, expected.double().numpy(), rtol=1e-6)
+        assert numpys_scale == scale
     with pytest.raises(CheckpointError, match="long_factor.*16 positive numbers"):
         read_rope({**config, "rope_parameters": {**parameters, "long_factor": [1.0] * 15}}, 32)
 
@@ -140,6 +145,9 @@ def test_float64(variant: str) -> None:
     table = cos_sin_table(rope, 100, torch.float64)
     expected = [math.cos(99 * w) * factor for w in wide.tolist()] + [math.sin(99 * w) * factor for w in wide.tolist()]
     torch.testing.assert_close(table[99], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-13)
+    by_numpy = rotary_table.cos_sin_table(np, rope, 100, np.float64)
+    assert by_numpy.dtype == np.float64
+    np.testing.assert_allclose(by_numpy, table.numpy(), rtol=0, atol=1e-13)
 
 
 def test_rotation_equals_transformers() -> None:
@@ -228,4 +236,5 @@ def test_known_types_are_supported() -> None:
 
 def test_attention_factor_without_stretch() -> None:
     """A factor of 1 changes nothing."""
-    assert yarn_attention_factor(read_rope(base_config(rope_scaling=YARN | {"factor": 1.0}), 64)) == 1.0
+    rope = read_rope(base_config(rope_scaling=YARN | {"factor": 1.0}), 64)
+    assert rotary_table.yarn_attention_factor(rope) == 1.0

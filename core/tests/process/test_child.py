@@ -151,7 +151,10 @@ def test_out_of_memory_is_said(play: Make, monkeypatch: pytest.MonkeyPatch) -> N
     assert "signal 9, and the system has run out of memory" in str(death(child))
 
 
-def test_a_silent_child_is_hung_and_its_children_end_too(play: Make, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_child_is_hung_and_its_children_end_too(
+    play: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local, "LEAVE_SECONDS", 0.2)  # they would not leave by themselves however long they had
     body = """
     one = subprocess.Popen(["sleep", "60"])
     parent.send(Said(str(one.pid)))
@@ -166,9 +169,24 @@ def test_a_silent_child_is_hung_and_its_children_end_too(play: Make, capfd: pyte
     error = str(death(child))
     assert "no sign of life for 1 s" in error and "raise --more" in error and time.monotonic() - began > 1.2
     assert not child.alive
-    psutil.wait_procs([left], 20)
+    until = time.monotonic() + 20
+    while not local._ended(left) and time.monotonic() < until:
+        time.sleep(0.01)
     assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
     assert "in main" in capfd.readouterr().err, "it writes where it hangs"
+
+
+def test_one_that_nobody_has_reaped_has_ended_too() -> None:
+    one = subprocess.Popen(["sleep", "60"])
+    process = psutil.Process(one.pid)
+    assert not local._ended(process)
+    one.send_signal(signal.SIGKILL)
+    until = time.monotonic() + 20
+    while not local._ended(process) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert process.status() == psutil.STATUS_ZOMBIE
+    one.wait()
+    assert local._ended(process)
 
 
 def test_a_parent_that_was_stopped_has_not_listened(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:

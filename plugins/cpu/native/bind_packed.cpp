@@ -55,6 +55,16 @@ private:
     int threads_;
 };
 
+void bound_look_up(const Layout& layout, int dtype, std::uintptr_t weight, std::uintptr_t index, bool wide,
+                   std::size_t count, std::int64_t first, bool part, std::uintptr_t out, int threads) {
+    const LookUp a{layout, static_cast<DType>(dtype), at(weight), at(index), wide, count, first, part, at(out)};
+    tape::run("look_up", [a, threads] {
+        LookUp now = a;
+        now.count = tape::rows(now.count);
+        look_up(now, threads);
+    });
+}
+
 }  // namespace
 
 void bind_packed(nb::module_& m) {
@@ -86,6 +96,8 @@ void bind_packed(nb::module_& m) {
                             at<std::uint8_t>(packed), threads);
              },
              "codes"_a, "scales"_a, "zeros"_a, "packed"_a, "threads"_a, unlocked());
+    m.def("look_up", &bound_look_up, "layout"_a, "dtype"_a, "weight"_a, "index"_a, "wide"_a, "count"_a, "first"_a,
+          "part"_a, "out"_a, "threads"_a, unlocked());
     nb::class_<PackedOps>(m, "PackedOps")
         .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)
         .def("linear", &PackedOps::linear, "layout"_a, "dtype"_a, "x"_a, "x_stride"_a, "rows"_a, "weight"_a,

@@ -1,4 +1,4 @@
-// Puts weights into the layout of layout.h.
+// Puts weights into the layout of layout.h, and takes rows out of it.
 #pragma once
 
 #include <cstddef>
@@ -22,5 +22,22 @@ void pack_blocks(const Layout& layout, const void* weight, std::size_t stride, v
 // All dense.
 void pack_codes(const Layout& layout, const std::uint8_t* codes, const void* scales, const std::uint8_t* zeros,
                 std::uint8_t* packed, int threads);
+
+// out [count, inputs], dense, = rows index[i] - first of a packed layer of float32, bfloat16, float16 or blocks, in float32
+// or bfloat16, as ggml's package works them out.
+struct LookUp {
+    Layout layout;
+    DType dtype;  // of out
+    const void* weight;
+    const void* index;  // int32 or int64 [count]
+    bool wide;          // int64
+    std::size_t count;
+    std::int64_t first;
+    bool part;  // an index outside gives zeros; else it is an error
+    void* out;
+};
+
+// Throws std::out_of_range, and std::invalid_argument for another format or dtype.
+void look_up(const LookUp& arguments, int threads);
 
 }  // namespace engine_cpu

@@ -137,6 +137,38 @@ def test_extremes(level: str, kind: str) -> None:
     assert torch.equal(found[:6], expected[:6]) and torch.equal(found[7:], expected[7:])
 
 
+@pytest.mark.parametrize("kind", (*TYPES, "F16", "F32", "BF16"))
+def test_looked_up_rows(kind: str) -> None:
+    """Rows of a packed layer, exactly as ggml's package works them out, and zeros for those that another rank has."""
+    if FORMS[kind].plain:
+        plain = torch.randn(71, 256).to(getattr(torch, FORMS[kind].dtype))
+        stored, meant = plain, plain.float()
+    else:
+        blocks, weight = random_blocks(kind, 71, 256)
+        stored, meant = torch.from_numpy(blocks), torch.from_numpy(weight).float()
+    ids = torch.tensor([0, 70, 15, 16, 31, 32, 15, *range(71)])
+    for dtype in (torch.float32, torch.bfloat16):
+        driver = body({"layer": kind}, dtype=str(dtype).removeprefix("torch."))
+        packed = driver.pack(*layer({"layer": stored}, 256))
+        expected = meant.to(dtype)
+        for given in (ids, ids.int(), ids[::2], ids[:0]):
+            assert torch.equal(driver.embedding(given, packed, None), expected[given.long()])
+        part = driver.embedding(ids, packed, 10)
+        assert torch.equal(part[ids >= 10], expected[ids[ids >= 10] - 10]) and not part[ids < 10].any()
+        assert not driver.embedding(torch.tensor([81, 9, -5]), packed, 10).any()
+        for beyond in (71, -1):
+            with pytest.raises(IndexError, match="of 71"):
+                driver.embedding(torch.tensor([3, beyond]), packed, None)
+
+
+def test_other_formats_are_not_looked_up() -> None:
+    linear, ids = PackedLinear("quantization", "auto"), torch.tensor([0])
+    with pytest.raises(ValueError, match="format"):
+        linear.look_up(ids, linear.pack("int8", torch.randn(32, 32), None), torch.float32, None)
+    with pytest.raises(ValueError, match="float32 and bfloat16"):
+        linear.look_up(ids, linear.pack("float32", torch.randn(32, 32), None), torch.float16, None)
+
+
 def test_recorded_calls() -> None:
     """A replay reads what is there when it runs, in layers of several parts too."""
     stored = {name: torch.from_numpy(random_blocks(kind, 40, 256)[0]) for name, kind in (("a", "Q4_K"), ("b", "Q6_K"))}

@@ -12,6 +12,7 @@ pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 from gguf_maker import byte_vocabulary, encoded, tiny_model, write
 
 from engine_gguf.dequantize import dequantize
+from engine_gguf.quantization import GGUFQuantizationBody, Stored
 from engine_kit.ggml_blocks import METHOD, TYPES
 from engine_sdk.conformance import CheckpointConformance, QuantizationConformance, TokenizerConformance
 
@@ -55,3 +56,37 @@ class TestQuantization(QuantizationConformance):
         form = TYPES[cls.kind]
         blocks = torch.from_numpy(data).view(len(weight), -1, form.bytes)
         return {f"{name}.weight": blocks, f"{name}.bias": bias}, dequantize(blocks, cls.kind)
+
+
+class RowsBeside(GGUFQuantizationBody):
+    """an id gets the vector of the next one"""
+
+    def embedding(self, ids: torch.Tensor, packed: Stored, first: int | None) -> torch.Tensor:
+        return super().embedding((ids + 1) % 512, packed, first)
+
+
+class OthersRowsToo(GGUFQuantizationBody):
+    """an id that another rank has gets a vector of this one"""
+
+    def embedding(self, ids: torch.Tensor, packed: Stored, first: int | None) -> torch.Tensor:
+        ((_, blocks),) = packed.parts
+        return super().embedding(ids if first is None else (ids - first) % len(blocks), packed, None)
+
+
+class RoundedTwice(GGUFQuantizationBody):
+    """vectors are rounded to float16 first"""
+
+    def embedding(self, ids: torch.Tensor, packed: Stored, first: int | None) -> torch.Tensor:
+        found = super().embedding(ids, packed, first)
+        return found.half().to(found.dtype)
+
+
+@pytest.mark.parametrize("faulty", [RowsBeside, OthersRowsToo, RoundedTwice, GGUFQuantizationBody])
+def test_the_suite_finds_it(faulty: type) -> None:
+    """And finds nothing in the body that is sound."""
+    suite: Any = type("Suite", (TestQuantization,), {"body": classmethod(lambda cls: faulty), "__test__": False})()
+    if faulty is GGUFQuantizationBody:
+        return suite.test_looked_up_rows("float32")
+    with pytest.raises(AssertionError, match="not what was stored|gives no zeros"):
+        suite.test_looked_up_rows("float32")
+    return None

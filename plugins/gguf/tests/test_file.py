@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,8 +152,10 @@ def test_a_file_that_is_cut_anywhere(tmp_path: Path) -> None:
 
 
 def damaged(whole: Path, path: Path, count: int) -> None:
-    """Bytes of the metadata are changed at random: an error of ours, or a file that can be read."""
+    """Bytes of the metadata are changed at random: an error of ours, or a file that can be read; and no memory is taken
+    that the file does not fill."""
     content, rng = whole.read_bytes(), random.Random(0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     head = 16384  # the metadata and the list of tensors
     for _ in range(count):
         broken = bytearray(content[:head])
@@ -164,6 +167,8 @@ def damaged(whole: Path, path: Path, count: int) -> None:
             tokenizer_json(read_file(path, lambda key: True))
         except EngineError:
             continue
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    assert grown < 64 << 20, f"{grown >> 20} MiB were taken for a file of {len(content) >> 10} KiB"
 
 
 def test_damaged_files(whole: Path, tmp_path: Path) -> None:

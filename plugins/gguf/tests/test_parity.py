@@ -104,6 +104,32 @@ def test_llama_3s_frequencies(tmp_path: Path) -> None:
     assert tokens(answers(path, dtype="float32", quantization="gguf")) == greedy(model, PROMPTS, 12)
 
 
+def test_an_embedding_stays_as_it_is_stored(tmp_path: Path) -> None:
+    """It takes the file's bytes, and a head that shares its matrix none more; by both drivers, whole and over ranks."""
+    for tied in (True, False):
+        model = tiny_model("LlamaForCausalLM", tie_word_embeddings=tied)
+        path = write(tmp_path / f"{tied}.gguf", model, lambda name: "F16" if "attn" in name else "Q6_K",
+                     vocabulary=byte_vocabulary())  # fmt: skip
+        expected, config = greedy(model, PROMPTS, 12), model.config
+        matrix = 272 * config.hidden_size // 256 * 210
+        layers = sum(p.numel() for name, p in model.named_parameters() if "layers" in name and p.ndim == 2)
+        feed = 3 * config.hidden_size * config.intermediate_size * config.num_hidden_layers
+        norms = 4 * sum(p.numel() for p in model.parameters() if p.ndim == 1)
+        in_file = (1 if tied else 2) * matrix + 2 * (layers - feed) + feed * 210 // 256 + norms
+        for driver in ("gguf", None):
+            chosen = {} if driver is None else {"quantization": driver}
+            with LLM(model=str(path), dtype="float32", **SETTINGS, **chosen) as llm:
+                held: int = llm.llm_engine.client.worker.weight_bytes
+                slack = 0 if driver else 2 * 32 * matrix // 272  # outputs filled up to 32
+                assert in_file <= held <= in_file + slack, (tied, driver)
+        assert tokens(answers(path, dtype="float32", quantization="gguf")) == expected
+        near = scores(answers(path, dtype="float32")) - scores(answers(path, dtype="float32", quantization="gguf"))
+        assert np.abs(near).mean() < 0.1
+        if tied:
+            two = answers(path, dtype="float32", quantization="gguf", tensor_parallel_size=2)
+            assert tokens(two) == expected
+
+
 def test_parts_and_ranks(tmp_path: Path) -> None:
     """A model in several files, over two ranks."""
     model = tiny_model(

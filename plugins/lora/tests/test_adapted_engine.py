@@ -100,6 +100,19 @@ def test_all_in_one_call_are_as_each_alone(adapters: Adapters, llm: LLM) -> None
         assert tokens_of(llm, [adapters.requests[index] for index in order]) == adapters.expected_of(order)
 
 
+def test_eight_in_one_batch_up_to_the_largest_rank(adapters: Adapters, tmp_path: Path) -> None:
+    """Each gives what it gives alone; the widest what the model gives with its products."""
+    ranks = (1, 2, 3, 8, 16, 40, 64, 256)
+    paths = [write_adapter(tmp_path / f"r{rank}", rank, rank=rank, lora_alpha=rank / 16) for rank in ranks]
+    requests = [LoRARequest(f"r{rank}", 0, path) for rank, path in zip(ranks, paths, strict=True)]
+    room = {"adapter.max_loras": 8, "adapter.max_lora_rank": 256}
+    with LLM(model=adapters.model, **{**ADAPTED, **room, "max_num_seqs": 24}) as llm:
+        alone = [tokens_of(llm, [request]) for request in requests]
+        assert tokens_of(llm, requests) == [tokens for each in alone for tokens in each]
+    assert alone[-1] == generated(write_model(tmp_path / "merged", products(paths[-1], 1 / 16)), SETTINGS)
+    assert len({str(tokens) for tokens in alone}) > 4
+
+
 def test_prompts_of_different_adapters_share_no_pages(adapters: Adapters, llm: LLM) -> None:
     """And those of one do, also after another had its place."""
     prompt = {"prompt_token_ids": [*range(100, 150)]}

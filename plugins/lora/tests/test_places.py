@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,12 @@ class Host:
         self.held: dict[str, bool] = {}
         self.lies: dict[int, str] = {}
 
-    def tell(self, what: str, *args: Any) -> list[Any]:
+    def tell(self, what: str, *args: Any) -> Callable[[], list[Any] | None]:
+        """The answers are there the second time that they are asked for."""
+        answers, asked = self.told(what, *args), iter((None,))
+        return lambda: next(asked, answers)
+
+    def told(self, what: str, *args: Any) -> list[Any]:
         if what == "load":
             assert args[0] not in self.held, "it is read twice"
             self.held[args[0]] = False
@@ -175,7 +181,7 @@ def test_the_workers_are_asked_seldom_while_they_read() -> None:
     host, now = Host(), [0.0]
     questions = []
 
-    def tell(what: str, *args: Any) -> list[Any]:
+    def tell(what: str, *args: Any) -> Any:
         questions.extend([args[0]] if what == "loaded" else [])
         return host.tell(what, *args)
 
@@ -190,7 +196,37 @@ def test_the_workers_are_asked_seldom_while_they_read() -> None:
     assert len(questions) <= 2.0 / places.LOOK_SECONDS[1] + 6 and all(len(asked) == 2 for asked in questions)
     host.held = dict.fromkeys(host.held, True)
     now[0] += places.LOOK_SECONDS[1]
+    assert core.ready() == [], "they are asked, and have not answered"
     assert [request for request, _ in core.ready()] == requests
+
+
+def test_nobody_waits_for_the_workers() -> None:
+    """They answer when the steps that they have are over: till then whoever can goes on, and nothing is asked twice."""
+    host, now, over = Host(), [0.0], [True]
+    told = Counter[str]()
+
+    def tell(what: str, *args: Any) -> Callable[[], list[Any] | None]:
+        told[what] += 1
+        answers = host.told(what, *args)
+        return lambda: answers if over[0] else None
+
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    core = Places(SimpleNamespace(options=LoRAOptions(max_loras=2), tell=tell, clock=clock))  # type: ignore[arg-type]
+    first, second = (Waiting(number, Traffic.adapter(number)) for number in range(2))
+    assert core.begin(first, lambda: None)
+    host.held = dict.fromkeys(host.held, True)
+    assert [request for request, _ in core.ready()] == [first]
+    over[0] = False
+    assert core.begin(second, lambda: None)
+    host.held = dict.fromkeys(host.held, True)
+    for number in range(2, 5):
+        now[0] += 1.0
+        assert core.ready() == []
+        assert not core.begin(Waiting(number, Traffic.adapter(0)), lambda: None), "its adapter lies there"
+        assert not core.begin(Waiting(number, None), lambda: None)
+    assert told["loaded"] == 2
+    over[0] = True
+    assert [request for request, _ in core.ready()] == [second]
 
 
 class Streams:
@@ -278,6 +314,7 @@ def test_a_newcomer_goes_behind_those_who_wait_for_room() -> None:
     first, second, third = (Waiting(number, Traffic.adapter(number)) for number in range(3))
     assert core.begin(first, lambda: None)
     host.held[Traffic.adapter(0).identity] = True
+    core.ready()
     assert [request for request, _ in core.ready()] == [first]
     assert core.begin(second, lambda: None)
     core.ended(first)

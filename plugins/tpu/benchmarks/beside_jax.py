@@ -26,8 +26,8 @@ from safetensors.numpy import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine_kit.model_config import RopeConfig
+from engine_kit.rotary_table import cos_sin_table
 from engine_tpu.models.layers import gated, linear, rms_norm, rotate
-from engine_tpu.rotary import cos_sin_table
 
 VOCAB_SIZE = 32_000
 
@@ -108,7 +108,7 @@ class PlainLoop:
             "embed": jnp.asarray(found["model.embed_tokens.weight"]),
             "norm": jnp.asarray(found["model.norm.weight"]),
             "head": joined("lm_head"),
-            "rope": jnp.asarray(cos_sin_table(rope, length), jnp.float32),
+            "rope": jnp.asarray(cos_sin_table(np, rope, length, np.float64), jnp.float32),
             "layers": layers,
         }
         self._shape = len(layers), 2, length, self._kv_heads, 64

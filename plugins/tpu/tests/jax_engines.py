@@ -64,10 +64,16 @@ def save(folder: Path, architecture: str, over: dict[str, Any]) -> None:
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
 
 
-def jax_engine(model: Path | str, platform: dict[str, Any] | None = None, **settings: Any) -> LLM:
-    """An engine whose worker is the JAX one, on the processor."""
+def jax_engine(
+    model: Path | str,
+    platform: dict[str, Any] | None = None,
+    more_options: dict[str, dict[str, Any]] | None = None,
+    **settings: Any,
+) -> LLM:
+    """An engine whose worker is the JAX one, on the processor. more_options: of other points' drivers."""
     options = {"device": "cpu", "cache_dir": CACHE, "tokens": "16,32", "rows": "1,4"} | (platform or {})
-    return LLM(str(model), platform="tpu", options={"platform": options}, **(SETTINGS | settings))
+    given = {"platform": options} | (more_options or {})
+    return LLM(str(model), platform="tpu", options=given, **(SETTINGS | settings))
 
 
 def torch_engine(model: Path | str, **settings: Any) -> LLM:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine.types.plan import StepPlan
 from engine_tpu import attention, attention_pallas
-from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, write_pages, write_tokens
+from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, held, write_pages, write_tokens
 from engine_tpu.buckets import Bucket, Packing, fill_tokens
 
 PAGE, WIDTH, HEADS, KV_HEADS, DIM = 4, 12, 4, 2, 8
@@ -182,16 +182,12 @@ def test_kernel_is_lowered(queries: int, dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("queries", [1, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
-def test_kernel_is_compiled(queries: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_compiled(queries: int, dtype: str) -> None:
     """By the TPU's own compiler, which needs no TPU, with the precision that the worker sets."""
     pytest.importorskip("libtpu", reason="libtpu is not installed")
-    from jax.experimental import topologies
+    from compiled_steps import devices_of
 
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-    device = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
-    place = jax.sharding.SingleDeviceSharding(device)
+    place = jax.sharding.SingleDeviceSharding(devices_of("v5e:2x2")[0])
     blocks = 8
 
     def told(shape: tuple[int, ...], of: str) -> jax.ShapeDtypeStruct:
@@ -206,6 +202,25 @@ def test_kernel_is_compiled(queries: int, dtype: str, monkeypatch: pytest.Monkey
     with jax.default_matmul_precision("highest"):
         lowered = function.lower(q, told((100, 16, 32, 128), dtype), told((blocks, 32), "int32"), arrays)
     assert lowered.compile().memory_analysis().argument_size_in_bytes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "devices"), [("QWEN3", 1), ("LLAMA", 4)])
+def test_steps_are_compiled(model: str, devices: int) -> None:
+    """A decode step, one with a prompt, and their draws, by the TPU's own compiler, on one chip and on a mesh: it
+    refuses no form, and the cache is written in place."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed")
+    import compiled_steps
+
+    few = {"num_hidden_layers": 2, "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
+    made = compiled_steps.devices_of("v5e:2x2")[:devices]
+    steps = compiled_steps.steps_of({**getattr(compiled_steps, model), **few}, made, 8, 1024, compiled_steps.BFLOAT16)
+    pages = 500
+    for bucket in (Bucket(8, 8, 8, True), Bucket(8, 64, 8, False)):
+        told = compiled_steps.compiled(steps, bucket, pages)
+        cache = pages * steps.page_bytes / devices
+        assert told.in_place >= cache and told.besides < cache / 4
+        assert told.operations > 0 and told.kept > told.in_place
 
 
 @pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])
@@ -223,3 +238,23 @@ def test_a_cache_of_8_bits() -> None:
     """What is too large for its floats becomes the largest of them."""
     x = jnp.asarray([1.0, 1e6, -1e6], jnp.float32)
     assert as_stored(x, jnp.float8_e4m3fn).astype(jnp.float32).tolist() == [1.0, 448.0, -448.0]
+
+
+@pytest.mark.parametrize(("dtype", "decodes"), [("bfloat16", True), ("float8_e4m3fn", False)])
+def test_a_cache_of_bits(dtype: str, decodes: bool) -> None:
+    """A pool that holds the bits of its numbers is written and read as one that holds the numbers."""
+    one = case(11, decodes, "float32")
+    assert held(jnp.dtype(dtype), "tpu") == dtype and held(jnp.dtype("float32"), "cpu") == "float32"
+    bits = held(jnp.dtype(dtype), "cpu")
+    assert jnp.issubdtype(bits, jnp.unsignedinteger)
+    kv = as_stored(jnp.asarray(one.kv), jnp.dtype(dtype))
+    q, numbers = jnp.asarray(one.q).astype(jnp.bfloat16), jnp.asarray(one.pool).astype(dtype)
+
+    @jax.jit
+    def run(pool: Any, kv: Any) -> Any:
+        pool = written(one._replace(pool=pool, kv=kv))
+        return pool, attend(q, pool, jnp.asarray(one.table), blocks_of(one), FORMS["full"]).view(np.uint16)
+
+    (floats, out), (integers, same) = run(numbers, kv), run(numbers.view(bits), kv.view(bits))
+    assert integers.dtype == bits and np.array_equal(np.asarray(floats.view(bits)), np.asarray(integers))
+    assert np.array_equal(np.asarray(out), np.asarray(same))

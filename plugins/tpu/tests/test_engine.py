@@ -200,6 +200,23 @@ def test_what_a_step_costs_the_host(checkpoints: Any, monkeypatch: pytest.Monkey
         assert all(step[2] == 3 for step in masked) and len(masked) <= 6, "masks of min_tokens, which two copies bring"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "cache"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8")], ids=["32", "16", "8"]
+)
+def test_the_cache_is_written_in_place(dtype: str, cache: str, checkpoints: Any) -> None:
+    """What a step needs of memory besides is a fraction of one layer's pool: it was neither copied nor widened."""
+    folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
+    sizes = {"num_kv_pages": 4000, "max_num_batched_tokens": 16, "kv_cache_dtype": cache}
+    with jax_engine(folder, {"tokens": "16", "warm_up": False}, dtype=dtype, **sizes) as llm:
+        runner = worker_of(llm)._runner
+        steps, memory = runner._steps, runner._memory
+        for bucket in runner._buckets:
+            steps.forward(memory, bucket, steps.send(steps.packing(bucket).array()[0]))
+        assert len(steps.compiled._functions) == 3
+        for key, compiled in steps.compiled._functions.items():
+            assert compiled.memory_analysis().temp_size_in_bytes < memory.pools[0].nbytes / 2, key
+
+
 MESHES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "num_attention_heads": 8, "num_key_value_heads": 4},
     "Gemma2ForCausalLM": {
@@ -330,7 +347,12 @@ def test_refusals(checkpoints: Any) -> None:
         ("fp8 alone", {"kv_cache_dtype": "float16"}, ConfigError),
         ("page 0 is", {"num_kv_pages": 1}, KVCacheTooSmallError),
         ("bfloat16, float32", {"dtype": "float16"}, EngineError),
-        ("framework|computes with torch", {"drafter": "ngram"}, EngineError),
+        ("file.*computes with torch, the platform with jax", {"kv_connector": "file"}, EngineError),
+        ("host.*computes with torch", {"swap_space": 1 << 20, "preemption_mode": "swap"}, EngineError),
+        ("lora.*computes with torch", {"adapter": "lora"}, EngineError),
+        ("brings its own", {"logits_processors": "whisper"}, ConfigError),
+        ("worker of its own", {"evictor": "cacheblend"}, ConfigError),
+        ("takes tokens alone", {"enable_prompt_embeds": True}, ConfigError),
     ):
         with pytest.raises(error, match=words):
             jax_engine(folder, **settings_)
@@ -341,6 +363,8 @@ def test_refusals(checkpoints: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             jax_engine(folder, platform)
+    with pytest.raises(ConfigError, match="no safetensors files"):
+        jax_engine("dummy:tiny", load_format="dummy")
     with pytest.raises(ConfigError, match="one device"):
         jax_engine(checkpoints("MixtralForCausalLM", **MODELS["MixtralForCausalLM"]), {"expert_parallel": True})
     with pytest.raises(EngineError, match=r"finds no TPU|JAX finds"):
@@ -365,23 +389,15 @@ def test_buckets_hold_every_step(rows: list[int], tokens: list[int]) -> None:
                 assert found in made and found.tokens >= num_tokens and found.draws >= draws
 
 
-@pytest.mark.parametrize("point", ["ops", "attention", "quantization", "logits_processor"])
-def test_why_nobody_serves(point: str) -> None:
-    """Of the points that the worker brings itself, every driver is told so."""
-    arguments = [point, "tiny", "--platform", "tpu", "--platform.device", "cpu"]
-    command = [sys.executable, "-m", "engine", "plugins", "why", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = {reason for one in json.loads(done.stdout)["candidates"] for reason in one["reasons"]}
-    assert done.returncode == 0 and said == {"the worker of platform 'tpu' brings its own"}
-
-
 def test_requests_that_are_refused(checkpoints: Any, tmp_path: Path) -> None:
-    """What no logits processor honours here is told when it is asked; so is a second profile, and the end of none. A
+    """What nothing honours here is told when it is asked; so is a second profile, and the end of none. A
     profile that nobody stopped ends with the engine, and leaves a file."""
     folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
     with jax_engine(folder, {"warm_up": False}, profile_dir=str(tmp_path / "new")) as llm:
-        with pytest.raises(InvalidRequestError, match="logit_bias"):
-            tokens_of(llm, [[1, 2]], [SamplingParams(logit_bias={1: 2.0})])
+        with pytest.raises(InvalidRequestError, match="no logits processor at work takes an argument of this name"):
+            tokens_of(llm, [[1, 2]], [SamplingParams(extra_args={"hotter": 2.0})])
+        with pytest.raises(InvalidRequestError, match=f"vocabulary ends at {VOCAB_SIZE - 1}"):
+            tokens_of(llm, [[1, 2]], [SamplingParams(logit_bias={VOCAB_SIZE: 2.0})])
         worker = worker_of(llm)
         with pytest.raises(InvalidRequestError, match="start one first"):
             worker.stop_profile()
@@ -431,7 +447,7 @@ def main():
     folder, cache, settings = json.loads(sys.argv[1])
     options = {"platform": {"device": "cpu", "cache_dir": cache, "tokens": "32", "rows": "4"}}
     for executor in ("inline", "process"):
-        with LLM(folder, platform="tpu", options=options, executor=executor, **settings) as llm:
+        with LLM(folder, platform="tpu", options=options, executor=executor, drafter="suffix", **settings) as llm:
             out = llm.generate([{"prompt_token_ids": [5, 6]}], SamplingParams(max_tokens=3), use_tqdm=False)
             import psutil
             maps = [m.path for p in psutil.Process().children(recursive=True) for m in p.memory_maps()]

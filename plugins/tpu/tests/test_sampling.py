@@ -11,6 +11,7 @@ import jax
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from engine.interfaces.ops import PURPOSE_ACCEPT, PURPOSE_SAMPLE
 from engine.interfaces.ops import SamplingRows as TorchRows
@@ -18,7 +19,9 @@ from engine.types.plan import BROKEN
 from engine_kit import philox
 from engine_reference.ops_torch.ops import TorchOpsBody
 from engine_tpu import sampling
+from engine_tpu.buckets import drawing_sizes
 from engine_tpu.sampling import Asked, Masks, SampledRows
+from engine_tpu.steps import _jit_draw
 
 N, V, LENGTH = 6, 83, 40
 OPS = TorchOpsBody(None)  # type: ignore[arg-type]
@@ -55,8 +58,13 @@ def as_torch(given: SampledRows) -> TorchRows:
 
 
 _ASKED = Asked(*np.ones(4, bool))
-_drawn = jax.jit(lambda logits, tokens, rows, asked: sampling.draw(logits, tokens, rows, asked, None))
-_drawn_masked = jax.jit(sampling.draw)
+
+
+def _draw(logits, tokens, rows, asked, masks=None):  # type: ignore[no-untyped-def]
+    return sampling.draw(logits, tokens, tokens[rows.slot, rows.place], rows, asked, masks)
+
+
+_drawn = jax.jit(_draw)
 
 
 def test_random_numbers() -> None:
@@ -84,7 +92,7 @@ def test_draw(dtype: str) -> None:
         ends, allowed = (rng.integers(0, 2**32, (N, -(-V // 32)), dtype=np.uint32) for _ in range(2))
         ends &= rng.integers(0, 2**32, ends.shape, dtype=np.uint32)  # a quarter of the tokens
         allowed[0] = 0  # nothing is left: one of those that it forbids is drawn
-        new, told, found = _drawn_masked(logits, table, parameters, _ASKED, Masks(ends, allowed))
+        new, told, found = _drawn(logits, table, parameters, _ASKED, Masks(ends, allowed))
 
         expected = torch.from_numpy(logits.copy())
         raw = expected.clone()
@@ -128,3 +136,15 @@ def test_what_is_no_number() -> None:
     logits[2, 5] = np.nan
     _, told, _ = _drawn(logits, np.zeros((N + 1, LENGTH), np.int32), rows(rng), _ASKED)
     assert told[0, 2] == BROKEN and (np.delete(told[0], 2) >= 0).all()
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_table_is_written_in_place(count: int) -> None:
+    """However large the table of tokens is: it is not copied."""
+    table = jax.numpy.zeros((3, 1 << 22), np.int32)
+    whole = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("tp",)), PartitionSpec())
+    numbers = np.zeros(sum(drawing_sizes(count).values()), np.int32)
+    following, logits = np.zeros(count, np.int32), np.zeros((count, V), np.float32)
+    compiled = _jit_draw(whole).lower(logits, table, following, numbers, None).compile()
+    shape = f"s32[{table.shape[0]},{table.shape[1]}]"
+    assert not [line for line in compiled.as_text().splitlines() if shape in line and " copy(" in line]

@@ -166,6 +166,22 @@ class OutsideVocabulary(NgramDrafterBody):
         return drafts._replace(tokens=drafts.tokens + 1000)
 
 
+class TensorsAlways(NgramDrafterBody):
+    """drafts are torch's, where the table of tokens is numpy's too"""
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        drafts = super().propose(rows, session)
+        return drafts._replace(tokens=torch.as_tensor(drafts.tokens))
+
+
+class NothingOfNumpy(NgramDrafterBody):
+    """nothing is drafted where the table of tokens is numpy's"""
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        drafts = super().propose(rows, session)
+        return drafts._replace(counts=drafts.counts * (not isinstance(drafts.tokens, np.ndarray)))
+
+
 class KeepsTexts(NgramDrafterBody):
     """a slot's text is kept from step to step, and goes on when the slot has changed hands"""
 
@@ -427,7 +443,7 @@ LEARNING = [OneHistory, LearnsTooMuch]
 DRAWN = [Unnormalised, TellsAnother, Argmax, Impossible, RanksDiffer]
 CERTAIN = [
     TooMany, LongTokens, ReadsPastTheEnd, WrongSlot, WritesTheTable, FirstRowsCount, Narrow, OutsideVocabulary,
-    KeepsTexts, NoticesShorterTexts, ForgetsWhenLeft, DraftsNothing, Backwards,
+    TensorsAlways, NothingOfNumpy, KeepsTexts, NoticesShorterTexts, ForgetsWhenLeft, DraftsNothing, Backwards,
 ]  # fmt: skip
 MUTANTS = [*DRAWN, *CERTAIN, *LEARNING, *LOOKING_ON, *WITH_MODEL, *WITH_TREES]
 

@@ -189,6 +189,14 @@ class FirstAnswer(Process):
         return super().call(method, *args, rank=rank)[:1]
 
 
+class WaitsForAnswers(Process):
+    """whoever asks waits for the step under way"""
+
+    def ask(self, method: str, *args: Any) -> Any:
+        answers = self.call(method, *args)
+        return lambda: answers
+
+
 class MostPages(Process):
     """the start answers with the first worker's pages"""
 
@@ -277,7 +285,10 @@ INLINE = [
     ResultOfTheLast, DoneAtOnce, WideTokens, LosesLogprobs, ChangesPlans, SignedSeeds, IgnoresMasks, UnsignedMasks,
     CallsAfterMasks, SwallowsStart, HealthyForEver, OneShutdown, DropsArguments,
 ]  # fmt: skip
-PROCESS = [LeaksProcesses, AsksAll, FirstAnswer, MostPages, AveragesMemory, IgnoresDeath, UntypedDeath, CallErrorsKill]
+PROCESS = [
+    *(LeaksProcesses, AsksAll, FirstAnswer, WaitsForAnswers, MostPages, AveragesMemory, IgnoresDeath, UntypedDeath),
+    CallErrorsKill,
+]
 PLAIN = [RankZeroAlone, SwallowsSampling, RaisesFromSample]
 MUTANTS = [*INLINE, *PROCESS, *PLAIN]
 

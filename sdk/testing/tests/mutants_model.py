@@ -394,6 +394,13 @@ class HeadIsNotQuantised(Llama):
         return {"quantization": {k: v for k, v in context.quantization.items() if k != "head"}}
 
 
+class EmbeddingIsNotQuantised(Llama):
+    """the embedding is never packed by the quantization driver, which the card says it is"""
+
+    def changes(self, context: ModelContext) -> dict[str, Any]:
+        return {"quantization": {k: v for k, v in context.quantization.items() if k != "embedding"}}
+
+
 class _Shared(Llama):
     """Exchanges what ranks do."""
 
@@ -517,8 +524,8 @@ PLAIN = [
     WrongEps, SwapsGateAndUp, HeadsInTurn, ValuesBackwards, NoRoot, RepeatsHeads, SecondLayerForBoth,
     IgnoresUnexpected, CutsToSize, TakesTheLast, Untyped, TransposesSquares, RoundsOnce, TiesAlways, KeepsState,
     ChangesPositions, FirstPositions, EmbedsAgain, ScalesVectors, HasEveryLayer, RunsAllLayers, NormsTheBatch,
-    LogitsOfTheBatch, AnswersInFloat32, HeadIsNotQuantised, ShiftsShards, GathersBackwards, SumsNothing, OneRankMore,
-    ReadsOn,
+    LogitsOfTheBatch, AnswersInFloat32, HeadIsNotQuantised, EmbeddingIsNotQuantised, ShiftsShards, GathersBackwards,
+    SumsNothing, OneRankMore, ReadsOn,
 ]  # fmt: skip
 WHOLE = [ComputesItself, *CARDS]
 BIASES = [DropsBias, MakesUpBias, AddsBiasEverywhere]

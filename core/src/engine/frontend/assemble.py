@@ -62,13 +62,14 @@ def assemble_frontend(plan: Launch) -> Frontend:
     hooks = HookRelay("frontend", plan.registry, options=plan.start.worker.hook_options)
     tokenizer: Tokenizer = _built(plan, plan.tokenizer)
     variables = json.loads(plan.config.default_chat_template_kwargs or "{}")
+    (platform,) = plan.chosen(points.PLATFORM)
     inputs = InputProcessor(
         tokenizer,
         plan.model,
         plan.max_model_len,
         plan.config.seed,
         hooks,
-        tuple(selection.card for selection in plan.chosen(LOGITS_PROCESSOR)),
+        tuple(one.card for one in plan.chosen(LOGITS_PROCESSOR)) or platform.card.logits_processors(),
         orders_by_priority=plan.chosen(SCHEDULING_POLICY)[0].card.orders_by_priority,
         constraints=plan.constraints,
         chat_template=plan.chat_template,

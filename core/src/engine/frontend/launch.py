@@ -28,7 +28,7 @@ from engine.frontend.needs import (
     template_source,
 )
 from engine.interfaces.adapter import AdapterNeed
-from engine.interfaces.drafter import DrafterNeed
+from engine.interfaces.drafter import OFFERS, DrafterNeed
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
 from engine.interfaces.tokenizer import TokenizerNeed
@@ -233,7 +233,8 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     parallel = need.parallel
     split_layers(parallel, model.num_layers)
 
-    drafts_need = {"": DrafterNeed(dtype=dtype, device=device.device, framework=device.framework)}
+    offers = OFFERS if platform.card.worker is None else frozenset[str]()
+    drafts_need = {"": DrafterNeed(dtype=dtype, device=device.device, offers=offers, framework=device.framework)}
     if not (drafter := choices.choose(points.DRAFTER, drafts_need)):
         choices.idle[points.DRAFTER.name] = drafts_need
     described = msgspec.structs.replace(model, max_model_len=max_model_len)

@@ -17,7 +17,6 @@ from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorNeed
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.nodes import NodesNeed
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed, ops_needs
-from engine.interfaces.quantization import KINDS as QUANTIZED
 from engine.interfaces.quantization import QuantizationNeed, stored_form
 from engine.interfaces.reasoning_parser import ReasoningParserNeed
 from engine.interfaces.router import RouterNeed
@@ -220,7 +219,7 @@ def by_kind(needs: Iterable[AttentionNeed]) -> dict[str, tuple[AttentionNeed, ..
 def quantization_needs(facts: Facts) -> dict[str, QuantizationNeed]:
     """What is asked of those who store the model's weights, by kind of layer."""
     can = facts.implementation.card.quantized
-    kinds = [kind for kind in QUANTIZED if kind in can and (kind != "head" or facts.model.generates)]
+    kinds = [kind for kind in points.QUANTIZATION.kinds if kind in can and (kind != "head" or facts.model.generates)]
     return {
         kind: QuantizationNeed(
             kind=kind,

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from engine.interfaces.platform import Platform
 
 
+Answers = Callable[[], list[Any] | None]
+"""Of all workers, of each what it says, or the first error; None as long as some have not answered."""
+
+
 class Clock(Protocol):
     """Time in an engine core, which need not be the machine's."""
 
@@ -95,7 +99,7 @@ class CoreContext:
         identity: of what pages hold beside tokens: the same over restarts, and another where weights, config, dtypes,
             page formats, layout, or the drivers of checkpoint, model and quantization differ. What the keys begin with
             of a store that outlives the engine. b"" where no connector is at work.
-        tell: for adapters: calls `told` of the halves in the workers; an answer of each.
+        tell: for adapters: calls `told` of the halves in the workers, and does not wait (minor 2).
         nodes: for an executor: the machines on which its workers have seats; None: they run on this one.
         vocabulary: for an evictor, see `GrammarContext.vocabulary`. encode: a text's ids, without special tokens added.
     """
@@ -111,7 +115,7 @@ class CoreContext:
     parallel: Parallel = field(default_factory=Parallel)
     clock: Clock = field(default_factory=SystemClock)
     identity: bytes = b""
-    tell: Callable[..., list[Any]] | None = None
+    tell: Callable[..., Answers] | None = None
     nodes: Nodes | None = None
     vocabulary: Callable[[], Sequence[bytes | None]] = tuple
     encode: Callable[[str], list[int]] | None = None

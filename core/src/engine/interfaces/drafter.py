@@ -17,6 +17,9 @@ Acceptance is the core's, chosen by the option `acceptance`:
 keys and values lie in the target's pages, behind its layers: position for position, in the same blocks. Where the draft
 model has run over all tokens of every step (`DraftSession.run_step`), its cache is whole wherever the target's is, over
 prefix hits, preemption and swapping too, and what drafts that were not kept have left there is written again.
+
+Minor version 1: where the platform computes with another framework than torch, `DraftSession.tokens` and
+`Drafts.tokens` are numpy's, on the host, and nothing else is offered. A card without a `framework` takes both.
 """
 
 from __future__ import annotations
@@ -239,7 +242,8 @@ class DraftSession(Protocol):
 
     @property
     def tokens(self) -> torch.Tensor:
-        """int32 [max_num_seqs + 1, max_model_len + 1], device; each slot's ids, valid up to its `num_tokens`."""
+        """int32 [max_num_seqs + 1, max_model_len + 1], device; each slot's ids, valid up to its `num_tokens`. numpy's
+        where the framework is not torch."""
 
     def model(self, index: int = 0) -> Model:
         """One of those that the card's `models` names."""

@@ -71,7 +71,8 @@ class Executor(Protocol):
 
     def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         """Call a method of every worker, or of one rank's alone: an answer of each that was asked, of plain data. It
-        follows the steps that were started, also one that still waits for its masks.
+        follows the steps that were started, also one that still waits for its masks. One whose workers are not on the
+        caller's thread has `ask(method, *args)` too (minor 3), which waits for nothing and returns `Answers`.
 
         Raises ConfigError where it has no such method (`engine_kit.ranks.call_worker`), or the method's own error."""
 

@@ -58,7 +58,7 @@ class ModelCard(Card):
     """Describes an architecture. `unsupported(need)` names the config's features that the body does not have."""
 
     quantized: ClassVar[frozenset[str]] = frozenset()
-    """The kinds of layer (`interfaces.quantization.KINDS`) that the body packs by `ModelContext.quantization`."""
+    """The kinds of layer (`interfaces.quantization`) that the body packs by `ModelContext.quantization`."""
 
     operations: ClassVar[frozenset[str]] = frozenset(MODEL_OPERATIONS)
     """All that the body calls of `ModelContext.ops`: of `engine.interfaces.ops`, and what drivers of ops define."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from engine.plugin import Card
 
@@ -84,6 +84,12 @@ class PlatformCard(Card):
     def step_tokens(cls) -> int:
         """The most tokens of a step, where nobody names another number; as cheap as `describe`; since minor 3."""
         return 2048
+
+    @classmethod
+    def logits_processors(cls) -> tuple[type[Any], ...]:
+        """Where that point is among `own_points`: cards of it, for what `worker` honours itself. Requests may have
+        their parameters, and are checked by them; since minor 4."""
+        return ()
 
     @classmethod
     def tokens_per_page(cls, kind: str, block_size: int) -> int:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 KINDS: tuple[str, ...] = ("linear", "head", "expert")
 """The kinds of layer: the projections of attention and feed-forward blocks; the one from hidden states to logits; those
-of routed experts.
+of routed experts. Norms and the small heads of classifiers are never quantised."""
 
-Embeddings, norms and the small heads of classifiers are never quantised.
-"""
+EMBEDDING = "embedding"
+"""A further kind, of bodies that have `embedding(ids, packed, first)` too: for ids int [T] the rows ids - first of what
+is packed, as they were stored, [T, H] in the engine's dtype; zeros for ids outside of first .. first + O - 1. `first`
+None: it is 0, and no id lies outside. A tied head multiplies by what that driver packed."""
 
 PLAIN_DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
 """Of weights that are numbers as they stand."""
@@ -51,7 +53,7 @@ class QuantizationNeed:
     """What the engine asks of a driver, for each kind of layer.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `KINDS`, or `EMBEDDING`.
         dtype: of activations, e.g. "bfloat16".
         stored_dtype: of the checkpoint's weights, where they are plain.
         device: torch's device string.
@@ -159,7 +161,7 @@ class LayerShape(NamedTuple):
 
     Args:
         names: the checkpoint's, of each of its parts; one name where all parts stand in one tensor, one after another.
-        kind: one of `KINDS`; "" for a layer that is never quantised.
+        kind: one of `KINDS`, or `EMBEDDING`; "" for a layer that is never quantised.
         inputs: columns.
         outputs: rows of each part.
         bias: whether this rank adds one.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from engine.interfaces.context import Clock, CoreContext, FrontContext, GrammarContext, SystemClock
+from engine.interfaces.context import Answers, Clock, CoreContext, FrontContext, GrammarContext, SystemClock
 from engine.interfaces.drafter import DrafterCard, DrafterOptions
 from engine.interfaces.evictor import EvictorCard
-from engine.interfaces.executor import rank_starts
+from engine.interfaces.executor import Executor, rank_starts
 from engine.interfaces.grammar import GrammarCard
 from engine.interfaces.kv_connector import LOOKUP_SECONDS, KVConnectorCard
 from engine.interfaces.lockstep import Lockstep
@@ -108,7 +108,7 @@ def assemble_core(
             shares = start.max_kv_retention, start.max_kv_retention_per_key
             begin_retention(kv, evictor, context.clock.monotonic, *shares)
         connectors = _connectors(start, registry, context)
-        adapters = _adapters(start, registry, replace(context, tell=partial(executor.call, "adapt")))
+        adapters = _adapters(start, registry, replace(context, tell=partial(_tell, executor)))
         scheduler = Scheduler(
             kv=kv,
             policy=_build("scheduling_policy", start, registry, context),
@@ -263,6 +263,15 @@ def _connectors(start: CoreStart, registry: Registry, context: CoreContext) -> l
         card = cast("type[KVConnectorCard]", selection.card)
         connectors.append(Connector(selection.candidate, half, card, patience))
     return connectors
+
+
+def _tell(executor: Executor, *told: Any) -> Answers:
+    """To the halves of adapters in the workers. Where they are on this thread, they answer here."""
+    ask: Callable[..., Answers] | None = getattr(executor, "ask", None)
+    if ask is not None:
+        return ask("adapt", *told)
+    answers = executor.call("adapt", *told)
+    return lambda: answers
 
 
 def _adapters(start: CoreStart, registry: Registry, context: CoreContext) -> Any:

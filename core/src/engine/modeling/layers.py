@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
 from engine.interfaces.attention import Rotation
 from engine.interfaces.model import ModelContext
-from engine.interfaces.quantization import LayerShape, stored_form
+from engine.interfaces.quantization import EMBEDDING, LayerShape, stored_form
 from engine.modeling.linear import Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
 from engine.modeling.module import Module, Param
 from engine.modeling.parallel import group_of, vocabulary
@@ -94,28 +94,34 @@ class RMSNorm(Weight):
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class Embedding(Weight):
-    """token ids [T] -> [T, hidden_size].
+class Embedding(Linear):
+    """token ids [T] -> [T, hidden_size]: rows of its matrix, looked up as it is packed.
 
     Args:
         name: the checkpoint's, e.g. "model.embed_tokens".
     """
 
+    kind = EMBEDDING
+
     def __init__(self, context: ModelContext, vocab_size: int, hidden_size: int, name: str) -> None:
+        self.name = name
+        self._ops = context.ops
         self._group = group_of(context)
         rows = vocabulary(vocab_size, context.tp_size)[context.tp_rank]
-        self._first = rows.start
-        super().__init__(context, (vocab_size, hidden_size), name, ((rows.part,),))
-        shape = LayerShape((name,), "embedding", rows, (Shard.of(hidden_size),), bias=False)
-        self._adapter = None if context.adapters is None else context.adapters.layer(shape)
+        self._first = None if self._group is None else rows.start
+        adapted = LayerShape((name,), EMBEDDING, rows, (Shard.of(hidden_size),), bias=False)
+        super().__init__(context, hidden_size, [rows], [name], bias=False, adapted=adapted)
+
+    @property
+    def weight(self) -> torch.Tensor | None:
+        """What this rank keeps; None where it is not plain, and before it is loaded."""
+        return None if self._quantization is not None else self._packed
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int [T] -> [T, hidden_size]."""
-        if self._group is None:
-            y = self._ops.embedding(ids, self.weight)
-            return y if self._adapter is None else self._adapter.add(ids, y)
-        y = self._ops.embedding_part(ids, self.weight, self._first)
-        return self._group.all_reduce(y if self._adapter is None else self._adapter.add(ids, y))
+        y: torch.Tensor = cast(Any, self._form).embedding(ids, self._packed, self._first)
+        y = y if self._adapter is None else self._adapter.add(ids, y)
+        return y if self._group is None else self._group.all_reduce(y)
 
 
 class LMHead(Module):
@@ -153,10 +159,10 @@ class LMHead(Module):
 
 
 class _TiedLinear(Linear):
-    """A head with an embedding's matrix, which the embedding keeps as it is."""
+    """A head with an embedding's matrix: packed once more where the embedding keeps it plain, else the same."""
 
     def __init__(self, context: ModelContext, in_size: int, out_size: Shard, name: str, tied: Embedding) -> None:
-        # Whatever the checkpoint stores in another form, an embedding is plain.
+        # Whatever the checkpoint stores in another form, a plain embedding's matrix is plain.
         plain = context if stored_form(context.description.config) is None else replace(context, quantization={})
         super().__init__(plain, in_size, [out_size], [name], bias=False, kind="head")
         self._tied = tied
@@ -170,8 +176,14 @@ class _TiedLinear(Linear):
         return frozenset({f"{self.shape.names[0]}.weight"})
 
     def finish(self) -> None:
-        """Pack the shared matrix."""
-        self._packed = self._form.pack(self.shape, {"weight": self._tied.weight})
+        """Pack the shared matrix, or take it as the embedding's driver packed it."""
+        tied = self._tied
+        if tied.weight is None:
+            self._form = tied._form
+            self._linear = tied._linear
+            self._packed = tied._packed
+        else:
+            self._packed = self._form.pack(self.shape, {"weight": tied.weight})
 
     def num_elements(self) -> int:
         """None of its own."""

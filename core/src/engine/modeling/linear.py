@@ -12,7 +12,7 @@ import torch
 
 from engine.interfaces.model import ModelContext
 from engine.interfaces.ops import Ops
-from engine.interfaces.quantization import LayerShape, Quantization, StoredTensor, plain_tensors
+from engine.interfaces.quantization import EMBEDDING, LayerShape, Quantization, StoredTensor, plain_tensors
 from engine.modeling.loading import staging
 from engine.modeling.module import Module, Param
 from engine.modeling.parallel import even, group_of, kv_heads
@@ -36,6 +36,7 @@ class Linear(Module):
         adds_bias: False where another rank adds the bias, which is then passed over here.
         kind: of layer, as `engine.interfaces.quantization` has them; None is never quantised.
         orders: see `LayerShape`.
+        adapted: what adapters are asked for; None: a linear layer of this shape.
 
     Attributes:
         shape: what this rank holds.
@@ -54,6 +55,7 @@ class Linear(Module):
         adds_bias: bool = True,
         kind: str | None = None,
         orders: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        adapted: LayerShape | None = None,
     ) -> None:
         self.shape = LayerShape(
             names=tuple(names),
@@ -65,9 +67,9 @@ class Linear(Module):
         )
         self._passed_over = frozenset(f"{name}.bias" for name in names if bias and not adds_bias)
         self._quantization = _quantization_of(context, self.shape)
-        self._form = self._quantization or _Plain(context.ops)
+        self._form: Quantization | _Plain = self._quantization or _Plain(context.ops)
         self._linear = self._form.linear
-        self._adapter = None if context.adapters is None else context.adapters.layer(self.shape)
+        self._adapter = None if context.adapters is None else context.adapters.layer(adapted or self.shape)
         self._dtype = context.dtype
         self._device = context.device
         self._lengths: Counter[str] = Counter()
@@ -130,7 +132,7 @@ class Linear(Module):
     @property
     def matrix(self) -> Any:
         """What the ops packed, where its product is all that a call gives; else None."""
-        return None if self._quantization is not None or self._adapter is not None else self._packed
+        return self._packed if isinstance(self._form, _Plain) and self._adapter is None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_size] -> [T, sum of out_sizes]."""
@@ -149,7 +151,13 @@ class _Plain:
         return plain_tensors(layer, cast=True)
 
     def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Any:
+        if layer.kind == EMBEDDING:
+            return tensors["weight"]
         return self._ops.pack_linear(tensors["weight"], tensors.get("bias"))
+
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor, first: int | None) -> torch.Tensor:
+        ops = self._ops
+        return ops.embedding(ids, weight) if first is None else ops.embedding_part(ids, weight, first)
 
 
 def _quantization_of(context: ModelContext, shape: LayerShape) -> Quantization | None:

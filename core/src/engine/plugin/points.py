@@ -219,7 +219,7 @@ PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
     "PlatformCard",
     "one",
     "the device: memory pools, dtypes, capture and replay, the worker that is started",
-    minor=3,
+    minor=4,
 )
 OPS: Point[OpsCard, OpsNeed] = Point(
     "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=2
@@ -240,7 +240,7 @@ COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(
     minor=2,
 )
 EXECUTOR: Point[ExecutorCard, ExecutorNeed] = Point(
-    "executor", "ExecutorCard", "one", "starts the workers, carries plans to them and merges their results", minor=2
+    "executor", "ExecutorCard", "one", "starts the workers, carries plans to them and merges their results", minor=3
 )
 NODES: Point[NodesCard, NodesNeed] = Point(
     "nodes", "NodesCard", "one", "the machines on which cores and workers run, and how they are started there"
@@ -261,9 +261,9 @@ QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
     "QuantizationCard",
     "per_kind",
     "weights of fewer bits; a driver, or kind=driver,... (default: the one that reads what is stored so, else none)",
-    kinds=("linear", "head", "expert"),
+    kinds=("linear", "head", "expert", "embedding"),
     optional=True,
-    minor=3,
+    minor=4,
 )
 EXPERTS: Point[ExpertsCard, ExpertsNeed] = Point(
     "experts", "ExpertsCard", "one", "which rank holds which experts", minor=1
@@ -274,7 +274,7 @@ ADAPTER: Point[AdapterCard, AdapterNeed] = Point(
     "one",
     "changes of weights that requests ask for: LoRA (default: none)",
     optional=True,
-    minor=1,
+    minor=2,
 )
 CHECKPOINT: Point[CheckpointCard, str] = Point(
     "checkpoint",
@@ -304,6 +304,7 @@ DRAFTER: Point[DrafterCard, DrafterNeed] = Point(
     "one",
     "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
     majors=(1,),
+    minor=1,
     optional=True,
 )
 LOGITS_PROCESSOR: Point[LogitsProcessorCard, LogitsProcessorNeed] = Point(

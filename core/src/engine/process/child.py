@@ -18,7 +18,7 @@ import msgspec
 import psutil
 import zmq
 
-from engine.process.local import LEAVE_SECONDS, LocalProcess, NodeProcess, out_of_memory_kills
+from engine.process.local import ENDED_SECONDS, LEAVE_SECONDS, LocalProcess, NodeProcess, out_of_memory_kills
 from engine.process.wire import Hello, Inbox, Link, Outbox, encode_to_send, opening
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Beat, Failed, Shutdown
@@ -30,8 +30,6 @@ LOOK_SECONDS = 0.1
 LONGEST_LOOK = 2.0
 """What one look counts at most as silence: a machine that slept, or a parent that was stopped, has not listened."""
 LAST_WORDS_SECONDS = 1.0
-ENDED_SECONDS = 0.005
-"""How often it is looked whether a child has ended."""
 
 _STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 

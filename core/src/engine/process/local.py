@@ -19,6 +19,8 @@ from engine.types.errors import EngineDeadError
 
 LEAVE_SECONDS = 2.0
 """How long the processes that a child started get to leave by themselves."""
+ENDED_SECONDS = 0.005
+"""How often it is looked whether a child has ended."""
 STACK_SECONDS = 0.5
 """How long a hung child gets to write down where it hangs."""
 LONGEST_SOCKET_PATH = 107
@@ -110,7 +112,10 @@ class LocalProcess:
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
-        for child in psutil.wait_procs(children, LEAVE_SECONDS)[1]:
+        until = time.monotonic() + LEAVE_SECONDS
+        while (children := [child for child in children if not _ended(child)]) and time.monotonic() < until:
+            time.sleep(ENDED_SECONDS)
+        for child in children:
             with contextlib.suppress(psutil.Error):
                 child.kill()
 
@@ -128,6 +133,14 @@ class LocalProcess:
     def close(self) -> None:
         self.let_go()
         remove_directory(self.directory)
+
+
+def _ended(process: psutil.Process) -> bool:
+    """Also one that nobody has reaped yet: orphans are the system's first process's, which may take seconds for it."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return True
 
 
 def private_directory(what: str) -> str:

@@ -30,9 +30,9 @@ from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProces
 from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
 from engine.interfaces.ops import Ops, ops_needs
 from engine.interfaces.platform import STREAM, CapturesDrafts, Platform, PlatformCard, PlatformNeed
-from engine.interfaces.quantization import KINDS, Quantization, QuantizationCard, QuantizationNeed, stored_form
+from engine.interfaces.quantization import Quantization, QuantizationCard, QuantizationNeed, stored_form
 from engine.interfaces.step import StepPart
-from engine.plugin import Registry, Selection
+from engine.plugin import Registry, Selection, points
 from engine.plugin.loading import brought
 from engine.plugin.manifest import check_choices, restore
 from engine.plugin.selection import judge
@@ -445,7 +445,7 @@ def _quantization(start: WorkerStart, chosen: _ManifestChoices, context: WorkerC
             ),
             context,
         )
-        for kind in KINDS
+        for kind in points.QUANTIZATION.kinds
         if chosen.names("quantization", kind)
     }
 

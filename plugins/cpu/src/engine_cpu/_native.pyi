@@ -56,9 +56,6 @@ class ShmGroup:
     def recv(self, x: int, size: int, source: int) -> None: ...
     def close(self) -> None: ...
 
-def use_huge_pages(address: int, bytes: int) -> bool:
-    """Put the whole 2 MiB pieces of private memory onto huge pages, in place; whether the system did."""
-
 def keep_freed_memory() -> bool:
     """Let the process keep up to 512 MiB that are freed, for its next steps; whether the C library does (GNU's)."""
 
@@ -460,6 +457,24 @@ class Layout:
     def pack_codes(self, codes: int, scales: int, zeros: int, packed: int, threads: int) -> None:
         """codes uint8 [outputs, inputs], scales and zeros (uint8) [outputs, groups], all dense -> packed. zeros of
         whole numbers, else 0; of int8 neither is read."""
+
+def look_up(
+    layout: Layout,
+    dtype: int,
+    weight: int,
+    index: int,
+    wide: bool,
+    count: int,
+    first: int,
+    part: bool,
+    out: int,
+    threads: int,
+) -> None:
+    """out [count, inputs], of float32 or bfloat16, = rows index[i] - first of a packed layer of blocks or of floats.
+
+    wide: indices are int64, not int32. part: an index outside gives zeros; else it raises IndexError. Raises ValueError
+    for another format or dtype.
+    """
 
 class PackedOps:
     """Products with packed weights, at one level."""

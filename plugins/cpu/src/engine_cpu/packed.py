@@ -9,18 +9,18 @@ from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import torch
 
 from engine.types.errors import ConfigError
+from engine_cpu import _native as native
 from engine_cpu._native import Layout, PackedOps, levels
 from engine_cpu.dtypes import DTYPES
 
 LARGE_BYTES = 256 << 10
 """Less than that comes from the heap."""
-BLOCK_BYTES = 64 << 20
-PAGE_BYTES, HUGE_PAGE_BYTES = 4 << 10, 2 << 20
+BLOCK_BYTES, HUGE_PAGE_BYTES, PAGE_BYTES = 64 << 20, 2 << 20, 4 << 10
 MOST_INPUTS = 65536
 """Of a layer in 8 bits: more products might not fit 32 bits."""
 
 
-class _Memory:
+class Memory:
     """Memory for what stays as long as a model does.
 
     Large pieces lie side by side in blocks, for which the system is asked for huge pages before they are first touched:
@@ -102,7 +102,7 @@ class PackedLinear:
             raise ConfigError(
                 f"{point}.level {level}", str(error), f"choose auto or one of {', '.join(levels())}"
             ) from error
-        self._memory = _Memory()
+        self._memory = Memory()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._outgrown: list[torch.Tensor] = []  # whose addresses were recorded, perhaps
 
@@ -196,6 +196,19 @@ class PackedLinear:
             packed.layout, DTYPES[x.dtype], x.data_ptr(), x.stride(0), rows, packed.weight.data_ptr(),
             0 if scales is None else scales.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             out.stride(0), self._scratch.data_ptr(), 0 if packed.order is None else packed.order.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def look_up(self, ids: torch.Tensor, packed: Packed, dtype: torch.dtype, first: int | None) -> torch.Tensor:
+        """ids int32 or int64 [T] -> rows ids - first of a layer of blocks or floats, [T, I] in float32 or bfloat16.
+
+        first: ids outside of first .. first + O - 1 give zeros; None: there is no such id, and 0 is the first.
+        """
+        ids = ids.contiguous()
+        out = torch.empty((len(ids), packed.made_of[2]), dtype=dtype)
+        native.look_up(
+            packed.layout, DTYPES[dtype], packed.weight.data_ptr(), ids.data_ptr(), ids.dtype == torch.int64, len(ids),
+            first or 0, first is not None, out.data_ptr(), self._threads,
         )  # fmt: skip
         return out
 

@@ -364,8 +364,7 @@ def config_of(model: GGUFModel) -> Config:
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "vocab_size": embedding.shape[0],
         "rope_parameters": _rope(keys, 10000.0),
-        # A head that shares the embedding's matrix multiplies by it as it is stored; looked up, it is not.
-        "tie_word_embeddings": _HEAD not in model.tensors and not in_blocks,
+        "tie_word_embeddings": _HEAD not in model.tensors,
         "bos_token_id": _token(keys, "bos"),
         "eos_token_id": _token(keys, "eos"),
     }
@@ -390,20 +389,19 @@ def _token(keys: Keys, end: str) -> int | None:
 
 
 def stored_types(architecture: Architecture, model: GGUFModel) -> dict[str, str]:
-    """The type of each matrix that multiplies, by the name of its layer."""
+    """The type of each matrix that is computed with as it is stored, by the name of its layer."""
     types = {}
     for name, tensor in model.tensors.items():
         layer = architecture.tensor_name(name).removesuffix(".weight")
-        if multiplies(layer):
+        if stays(layer):
             types[layer] = tensor.type
-    types.setdefault("lm_head", model.tensors[_EMBEDDING].type)
     return types
 
 
-def multiplies(layer: str) -> bool:
-    """Whether a layer of this name is one whose weights are computed with as they are stored: a projection, or the
-    head; not the embedding, a norm or a router."""
-    return layer == "lm_head" or layer.endswith(("_proj", ".w1", ".w2", ".w3"))
+def stays(layer: str) -> bool:
+    """Whether a layer of this name is one whose weights are computed with as they are stored: a projection, the head
+    or the embedding; not a norm or a router."""
+    return layer in (_ENDS["token_embd"], _ENDS["output"]) or layer.endswith(("_proj", ".w1", ".w2", ".w3"))
 
 
 def _dtype(types: Mapping[str, str]) -> str:

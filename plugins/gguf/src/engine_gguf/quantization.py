@@ -26,6 +26,7 @@ class GGUFQuantizationBody:
 
     def __init__(self, context: WorkerContext) -> None:
         self._config = context.start.model.config
+        self._dtype: torch.dtype = getattr(torch, context.start.dtype)
 
     def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
         """Each part's blocks, and the bias."""
@@ -46,3 +47,12 @@ class GGUFQuantizationBody:
         """x [T, I] -> [T, O]; the weights become x's dtype before they meet x, which is not rounded."""
         weight = torch.cat([dequantize(blocks, kind, x.dtype) for kind, blocks in packed.parts])
         return F.linear(x, weight, packed.bias)
+
+    def embedding(self, ids: torch.Tensor, packed: Stored, first: int | None) -> torch.Tensor:
+        """ids int [T] -> [T, H], their rows alone worked out."""
+        ((kind, blocks),) = packed.parts
+        local = ids - (first or 0)
+        outside = None if first is None else (local < 0) | (local >= len(blocks))
+        rows = blocks[local if outside is None else local.masked_fill(outside, 0)]
+        found = dequantize(rows, kind, self._dtype)
+        return found if outside is None else found.masked_fill(outside[:, None], 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.interfaces.quantization import KINDS, QuantizationCard, QuantizationNeed
+from engine.interfaces.quantization import EMBEDDING, KINDS, QuantizationCard, QuantizationNeed
 from engine_kit.ggml_blocks import stored_by_ggml
 
 
@@ -14,7 +14,7 @@ class GGUFQuantization(QuantizationCard):
     dtype, and slow. What faster drivers are compared with."""
 
     framework = "torch"
-    kinds = frozenset(KINDS)
+    kinds = frozenset({*KINDS, EMBEDDING})
     rounds = False
     body = "engine_gguf.quantization:GGUFQuantizationBody"
 

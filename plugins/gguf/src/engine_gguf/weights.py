@@ -11,7 +11,7 @@ import torch
 
 from engine.interfaces.context import WorkerContext
 from engine.types.errors import CheckpointError
-from engine_gguf.architectures import Architecture, architecture_of, multiplies
+from engine_gguf.architectures import Architecture, architecture_of, stays
 from engine_gguf.dequantize import dequantize
 from engine_gguf.parts import read_model
 from engine_kit.ggml_blocks import TYPES
@@ -22,13 +22,12 @@ log = logging.getLogger(__name__)
 class GGUFWeights:
     """Streams the tensors of `start.files.weights`, as `engine.interfaces.checkpoint.Checkpoint` says.
 
-    Matrices that multiply come as they are stored: uint8 [O, blocks, bytes of a block], or plain; those of experts one
-    by one. All others are plain: an embedding is looked up row by row, and is worked out once, in the engine's dtype.
+    Matrices come as they are stored: uint8 [O, blocks, bytes of a block], or plain; those of experts one by one. Norms
+    and routers are plain, in the engine's dtype where the file has them in blocks.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         self._files = tuple(Path(file) for file in context.start.files.weights)
-        self._config = context.start.files.config
         self._dtype = getattr(torch, context.start.dtype)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -40,7 +39,6 @@ class GGUFWeights:
             "self_attn.q_proj": heads,
             "self_attn.k_proj": keys.whole("attention.head_count_kv", heads),
         }  # fmt: skip
-        tied = "output.weight" not in model.tensors and not self._config.get("tie_word_embeddings", False)
         for path in self._files:
             data: np.ndarray | None = None
             for stored_name, place in model.tensors.items():
@@ -59,12 +57,10 @@ class GGUFWeights:
                             "convert the model again",
                         )
                     tensor = halves_of(tensor, count)
-                if multiplies(layer):
+                if stays(layer):
                     yield from _each(name, tensor)
-                    continue
-                if layer == "model.embed_tokens" and tied:
-                    yield "lm_head.weight", tensor
-                yield name, self._plain(architecture, name, tensor, kind)
+                else:
+                    yield name, self._plain(architecture, name, tensor, kind)
 
     def _plain(self, architecture: Architecture, name: str, tensor: torch.Tensor, kind: str) -> torch.Tensor:
         if architecture.offset_norms and name.endswith("norm.weight"):

@@ -5,18 +5,18 @@ What an adapter asks for and is not served is refused, never passed over: its to
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import file_digest
 from typing import Any, NamedTuple
 
 from engine.types.errors import InvalidRequestError, shown
+from engine_kit.peft_files import CONFIG, WEIGHTS, read_config, weights_path
 from engine_kit.tokenizer_files import tokenizer_hash
 
-CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """Before the names of a model's modules in the files of PEFT."""
 _PATTERN = re.compile(r"\^?(?:[\w-]|\\[.d]\+?|\.[*+]?|\||\([\w-]+(?:\|[\w-]+)*\)|\[[\w-]+\])*\$?")
@@ -123,31 +123,13 @@ def refusal(path: str, found: str, remedy: str = "") -> InvalidRequestError:
 def read_folder(path: str) -> AdapterFolder:
     """Read what stands in a folder, but for its weights. Raises InvalidRequestError: it is no folder of an adapter, its
     files are broken, or it asks for what is not served."""
-    if not os.path.isdir(path):
-        raise refusal(path, "there is no such folder", "name one with adapter_config.json, as PEFT saves it")
-    try:
-        with open(os.path.join(path, CONFIG), "rb") as file:
-            content = file.read(1 << 24)
-    except OSError as error:
-        remedy = "name a folder as PEFT saves it"
-        raise refusal(path, f"{CONFIG}: {error.strerror or error}", remedy) from error
-    config = _read_config(path, content)
-    weights = os.path.join(path, WEIGHTS)
-    if not os.path.isfile(weights):
-        found = f"it has no {WEIGHTS}"
-        if os.path.isfile(os.path.join(path, PICKLED)):
-            found += f"; {PICKLED} is pickled, and reading it would run whatever code is in it"
-        raise refusal(path, found, "save it with safe_serialization=True, the default of PEFT")
-    return AdapterFolder(path, config, _revision(path, content, weights))
+    refuse = partial(refusal, path)
+    config, content = read_config(path, refuse)
+    read = _config_of(path, config)
+    return AdapterFolder(path, read, _revision(path, content, weights_path(path, refuse)))
 
 
-def _read_config(path: str, content: bytes) -> AdapterConfig:
-    try:
-        config = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise refusal(path, f"{CONFIG} is no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise refusal(path, f"{CONFIG} holds {shown(config)}, not an object")
+def _config_of(path: str, config: Mapping[str, Any]) -> AdapterConfig:
     if (kind := config.get("peft_type")) != "LORA":
         raise refusal(path, f"its peft_type is {shown(kind)}, and LORA is served", "merge it into the model's weights")
     for key, why in _REFUSED.items():

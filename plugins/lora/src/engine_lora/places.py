@@ -13,7 +13,7 @@ out.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.interfaces.adapter import Adapted
@@ -23,13 +23,13 @@ from engine_lora.card import LoRAOptions
 from engine_lora.peft_folder import refusal
 
 if TYPE_CHECKING:
-    from engine.interfaces.context import CoreContext
+    from engine.interfaces.context import Answers, CoreContext
 
 MOST_PASSED = 256
 """Requests that may overtake one that waits for a place."""
 LOOK_SECONDS = (0.01, 0.16)
 """How soon the workers are asked whether they have read what they are reading, and at most how seldom: each time that
-they have not it is asked half as often. They answer between two steps, which costs these the time of the question."""
+they have not it is asked half as often. They answer between two steps; nobody waits for that."""
 
 
 class Known:
@@ -62,6 +62,8 @@ class Places:
         assert context.tell is not None
         options: LoRAOptions = context.options
         self._tell = context.tell
+        self._told: list[Answers] = []  # that have not been taken
+        self._question: tuple[list[Known], Answers] | None = None  # what was asked about whom, and not answered yet
         self._now = context.clock.monotonic
         self._max_loras = options.max_loras
         self._most_on_host = options.most_on_host
@@ -187,7 +189,7 @@ class Places:
                 self._short = True
                 return
             known.asked = True
-            self._tell("load", known.adapter.identity, known.adapter.path, known.adapter.revision)
+            self._say("load", known.adapter.identity, known.adapter.path, known.adapter.revision)
             self._pause = LOOK_SECONDS[0]
             self._look_at = self._now()
 
@@ -207,26 +209,43 @@ class Places:
             self._waiting.update((request, again) for request in again.waiting)
         return True
 
+    def _say(self, what: str, *args: Any) -> None:
+        """Tell the workers, who do one thing after the other; what goes wrong there is raised by a later `_look`."""
+        self._told.append(self._tell(what, *args))
+
     def _look(self) -> None:
-        """Have those read that are not, and ask the workers about those that are being read, all at once."""
+        """Have those read that are not, and ask the workers about those that are being read, all at once; take in what
+        they say, once they do."""
         self._ask()
-        reading = {key: one for key, one in self._known.items() if one.asked and not one.read and one.error is None}
-        if not reading or (now := self._now()) < self._look_at:
+        self._told = [answers for answers in self._told if answers() is None]
+        if self._question is None:
+            reading = [one for one in self._known.values() if one.asked and not one.read and one.error is None]
+            if not reading or self._now() < self._look_at:
+                return
+            self._question = reading, self._tell("loaded", [known.adapter.identity for known in reading])
+        asked, come = self._question
+        if (answers := come()) is None:
             return
-        for known, answers in zip(reading.values(), zip(*self._tell("loaded", [*reading]), strict=True), strict=True):
-            errors = [error for done, error, _ in answers if done and error is not None]
-            if errors:
-                known.error = rebuild_error(tuple(errors[0]))
-            elif all(done for done, *_ in answers):
-                nobodys = set.intersection(*(set(others) for *_, others in answers))
-                if nobodys:
-                    known.error = _misfit(known.adapter, sorted(nobodys))
-                known.read = known.error is None
-            if known.error is not None:
-                self._tell("drop", known.adapter.identity)
-        found = any(known.read or known.error is not None for known in reading.values())
+        self._question, found = None, False
+        for known, of_ranks in zip(asked, zip(*answers, strict=True), strict=True):
+            if self._known.get(known.adapter.identity) is known:  # else it was forgotten meanwhile
+                found = self._take(known, of_ranks) or found
         self._pause = LOOK_SECONDS[0] if found else min(2 * self._pause, LOOK_SECONDS[1])
-        self._look_at = now + self._pause
+        self._look_at = self._now() + self._pause
+
+    def _take(self, known: Known, answers: Sequence[Any]) -> bool:
+        """What each rank says of an adapter, see `Worker.loaded`; whether it is read, or cannot be."""
+        errors = [error for done, error, _ in answers if done and error is not None]
+        if errors:
+            known.error = rebuild_error(tuple(errors[0]))
+        elif all(done for done, *_ in answers):
+            nobodys = set.intersection(*(set(others) for *_, others in answers))
+            if nobodys:
+                known.error = _misfit(known.adapter, sorted(nobodys))
+            known.read = known.error is None
+        if known.error is not None:
+            self._say("drop", known.adapter.identity)
+        return known.read or known.error is not None
 
     def _give_place(self, known: Known) -> bool:
         """Whether there was one for it."""
@@ -237,7 +256,7 @@ class Places:
             if idle is None:
                 return False
             free, idle.place = idle.place, 0
-        self._tell("place", free, known.adapter.identity)
+        self._say("place", free, known.adapter.identity)
         known.place = free
         return True
 
@@ -248,9 +267,9 @@ class Places:
     def _forget(self, known: Known) -> None:
         identity = known.adapter.identity
         if known.place:
-            self._tell("place", known.place, None)
+            self._say("place", known.place, None)
         if known.asked:
-            self._tell("drop", identity)
+            self._say("drop", identity)
         del self._known[identity]
 
 

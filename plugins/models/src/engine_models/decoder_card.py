@@ -46,7 +46,7 @@ class DecoderCard(ModelCard):
 
     framework = "torch"
     takes_embeds = True
-    quantized = frozenset({"linear", "head"})
+    quantized = frozenset({"linear", "head", "embedding"})
     defaults: ClassVar[Mapping[str, Any]] = {}
     activation: ClassVar[str] = "hidden_act"
     activations: ClassVar[Mapping[str, str]] = SILU

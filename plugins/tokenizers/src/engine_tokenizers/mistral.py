@@ -15,11 +15,12 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from engine.types.errors import InvalidRequestError, TokenizerError
 from engine_kit.chat_messages import template_variables, text_messages
+from engine_kit.decoded_text import check_unicode
 from engine_reference.tokenizer_hf.pieces import PieceRules
 from engine_reference.tokenizer_hf.template import ChatTemplates
 from engine_reference.tokenizer_hf.template_files import find_templates, read_json
 from engine_tokenizers.files import mistral_file
-from engine_tokenizers.table import TableTokenizer, Vocabulary, check_unicode, longest_of
+from engine_tokenizers.table import TableTokenizer, Vocabulary, longest_of
 
 _CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 """Ids of calls as Mistral's models know them."""

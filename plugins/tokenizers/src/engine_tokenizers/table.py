@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.interfaces.context import FrontContext
-from engine.interfaces.tokenizer import TextStream
-from engine.types.errors import InvalidRequestError, TokenizerError
-from engine_kit.chat_messages import template_variables, text_messages
+from engine_kit.decoded_text import DecodedText, check_unicode
 from engine_reference.tokenizer_hf.decoding import PieceDecoder
 from engine_reference.tokenizer_hf.pieces import PieceRules
 from engine_reference.tokenizer_hf.template import ChatTemplates
@@ -55,15 +52,15 @@ class TableDecoder(PieceDecoder):
         return (self._table[token_id] or b"") if 0 <= token_id < len(self._table) else b""
 
 
-class TableTokenizer:
+class TableTokenizer(DecodedText):
     """See `engine.interfaces.tokenizer.Tokenizer`. Drivers say what is `read` of a folder.
 
     Raises TokenizerError where the files are missing or broken.
     """
 
     def __init__(self, context: FrontContext) -> None:
-        self.table, self._templates = self.read(context.folder)
-        self._decoder = TableDecoder(self.table)
+        self.table, templates = self.read(context.folder)
+        super().__init__(TableDecoder(self.table), templates, self.table.hidden)
         longest_first = sorted(self.table.special, key=len, reverse=True)
         self._special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
@@ -102,52 +99,9 @@ class TableTokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
         return [*self.table.before, *self.own(first), *self.own(second), *self.table.behind], None
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._decoder.decode(ids, self._skip(skip_special_tokens))
-
-    def token(self, token_id: int) -> str:
-        return self._decoder.token(token_id)
-
     def vocabulary(self) -> Sequence[bytes | None]:
         hidden = self.table.hidden
         return [None if i in hidden else piece or None for i, piece in enumerate(self.table.pieces)]
-
-    def stream(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> TextStream:
-        return self._decoder.stream(self._skip(skip_special_tokens), prompt_token_ids)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template: str | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        try:
-            return self._templates.render(
-                text_messages(messages),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                template=template,
-                variables=template_variables(variables),
-            )
-        except RecursionError as error:
-            raise InvalidRequestError(
-                f"chat with {len(messages)} messages", "the data in them is nested too deeply", "send flatter data"
-            ) from error
-
-    def _skip(self, skip_special_tokens: bool) -> frozenset[int]:
-        return self.table.hidden if skip_special_tokens else frozenset()
-
-
-def check_unicode(text: str) -> None:
-    """Raise TokenizerError for half a surrogate pair, which no library of ours reads."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        found = f"character {error.start} ({text[error.start]!a}) is half a surrogate pair, no Unicode"
-        raise TokenizerError("tokenise a text", found, "send whole characters") from None
 
 
 def longest_of(pieces: Sequence[bytes | None]) -> int:

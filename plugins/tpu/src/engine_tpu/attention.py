@@ -7,10 +7,13 @@ one row, so decodes (Q = 1), chunks of prompts and mixtures of them are one form
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
 from jax import lax
 
 _KEYS_AT_ONCE = 1 << 22
@@ -74,7 +77,7 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
     device, so that no bucket is needed for lengths. There are as many for every row as the longest has.
 
     Args:
-        q: [T, Hq, D], rotated. pool: [pages, 2 * Hkv, page size, D], of q's dtype or a smaller one.
+        q: [T, Hq, D], rotated. pool: [pages, 2 * Hkv, page size, D], of q's dtype or a smaller one, or bits: `held`.
         table: int32 [R, W].
 
     Returns [T, Hq * D] in q's dtype; scores and sums are float32, or float64 of float64.
@@ -98,7 +101,7 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
     def piece(turn: jax.Array, carried: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         most, total, out = carried
         ids = lax.dynamic_slice_in_dim(of_block, turn * pages, pages, axis=1)
-        cache = pool[ids].astype(q.dtype)  # [B, pages, 2 * Hkv, size, D]
+        cache = _numbers(pool[ids]).astype(q.dtype)  # [B, pages, 2 * Hkv, size, D]
         k, v = cache[:, :, :heads], cache[:, :, heads:]
         scores = jnp.einsum("bqhgd,bphsd->bqhgps", grouped, k, preferred_element_type=wide)
         scores = scores.reshape(*scores.shape[:4], keys) * jnp.asarray(form.scale, wide)
@@ -164,6 +167,10 @@ def write_pages(pool: jax.Array, new: jax.Array, writes: Writes) -> jax.Array:
 
 def write_tokens(pool: jax.Array, new: jax.Array, page: jax.Array, place: jax.Array) -> jax.Array:
     """Write one token of each row: new [T, 2 * Hkv, D], page and place in it int32 [T]."""
+    if len(page) == 1:
+        # XLA makes a slice of a single update, fuses it with the gather that reads it, and copies the pool for that.
+        # Another one goes where nobody reads.
+        page, place, new = (jnp.concatenate((one, jnp.zeros_like(one))) for one in (page, place, new))
     return pool.at[page, :, place].set(new)
 
 
@@ -173,3 +180,23 @@ def as_stored(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
         return x
     most = float(jnp.finfo(dtype).max)
     return jnp.clip(x, -most, most).astype(dtype)
+
+
+def held(dtype: np.dtype, platform: str) -> np.dtype:
+    """In which dtype a pool lies on a platform of JAX's: its own, or on "cpu" unsigned integers of its bits.
+
+    XLA's processor device cannot write small floats into an array: it would widen all of the pool, write, and narrow
+    it again, in every layer of every step.
+    """
+    return next((bits for bits, of in _BITS.items() if platform == "cpu" and of == dtype), dtype)
+
+
+def _numbers(x: jax.Array) -> jax.Array:
+    """What integers of a pool stand for; floats as they are."""
+    return x.view(_BITS[x.dtype]) if x.dtype in _BITS else x
+
+
+_BITS: Mapping[np.dtype, np.dtype] = {
+    np.dtype(np.uint8): np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(np.uint16): np.dtype(ml_dtypes.bfloat16),
+}

@@ -50,9 +50,13 @@ class Buckets:
         max_rows, max_tokens: of a step.
         rows: of decode steps; [] for powers of two.
         tokens: of others; [] for powers of two.
+        drafts: that a row's drafter proposes at most; 0: there is none.
     """
 
-    def __init__(self, max_rows: int, max_tokens: int, rows: Sequence[int], tokens: Sequence[int]) -> None:
+    def __init__(
+        self, max_rows: int, max_tokens: int, rows: Sequence[int], tokens: Sequence[int], drafts: int = 0
+    ) -> None:
+        self._drafts = drafts
         self._rows = _up_to(max_rows, rows or _powers(1, max_rows))
         most = max(max_tokens, self._rows[-1])
         self._tokens = _up_to(most, tokens or _powers(_FEWEST, most))
@@ -73,11 +77,12 @@ class Buckets:
                     yield rows, tokens
 
     def _draws(self, rows: int, tokens: int) -> list[int]:
-        """Sizes, ascending: one draw for each row; with the most rows also more, for tokens that constraints force."""
+        """Sizes, ascending: one draw for each row; with a drafter, and with the most rows, also more, for drafts, and
+        for tokens that constraints force."""
         if tokens <= _ALL_DRAW:
             return [tokens]
-        more = min(tokens, max(_ALL_DRAW, 2 * rows))
-        return sorted({rows, more}) if rows == self._mixed_rows[-1] else [rows]
+        more = min(tokens, max(_ALL_DRAW, (1 + max(1, self._drafts)) * rows))
+        return sorted({rows, more}) if self._drafts or rows == self._mixed_rows[-1] else [rows]
 
     def of(self, num_rows: int, num_tokens: int, num_draws: int, decodes: bool) -> Bucket:
         """The smallest bucket for a step; one that is not among these where none has room for so many draws."""

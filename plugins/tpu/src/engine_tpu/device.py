@@ -21,8 +21,7 @@ def open_mesh(options: TpuOptions, size: int, first: int) -> Mesh:
 
     Raises ConfigError where there is no TPU and nobody asked for the processor, or where there are too few devices.
     """
-    jax.config.update("jax_enable_x64", True)  # running sums and random numbers have 64 bits; all else says its dtype
-    jax.config.update("jax_default_matmul_precision", "highest")  # a TPU would round float32 to bfloat16
+    set_numbers()
     _keep(options.cache_dir)
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -50,6 +49,12 @@ def open_mesh(options: TpuOptions, size: int, first: int) -> Mesh:
             "divide the model over fewer" if first == 0 else "start fewer engine cores (--data-parallel-size)",
         )
     return Mesh(np.array(devices[first : first + size]), (AXIS,))
+
+
+def set_numbers() -> None:
+    """Let JAX compute as the worker's functions expect it."""
+    jax.config.update("jax_enable_x64", True)  # running sums and random numbers have 64 bits; all else says its dtype
+    jax.config.update("jax_default_matmul_precision", "highest")  # a TPU would round float32 to bfloat16
 
 
 def _make_cpu_devices(count: int) -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from importlib.util import find_spec
 from math import lcm
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
 from engine_kit.host_processor import best_dtypes, cores, processor
+from engine_reference.logits_processors.card import (
+    AllowedTokenIdsProcessor,
+    BadWordsProcessor,
+    LogitBiasProcessor,
+    ThinkingBudgetProcessor,
+)
 
 DTYPES = ("bfloat16", "float32", "float64")
 """What the worker computes in. float64 is for tests: a TPU emulates it."""
@@ -69,6 +76,7 @@ class TpuPlatform(PlatformCard):
     worker = "engine_tpu.worker:JaxWorker"
     body = worker
     own_points = OWN_POINTS
+    requires_minor = 4
     Options = TpuOptions
 
     @classmethod
@@ -92,6 +100,12 @@ class TpuPlatform(PlatformCard):
     def remarks(cls, need: PlatformNeed) -> list[str]:
         """What has been seen of it."""
         return ["it has run on XLA's processor device alone: no TPU has been seen"]
+
+    @classmethod
+    def logits_processors(cls) -> tuple[type[LogitsProcessorCard], ...]:
+        """Those of the reference drivers: `engine_tpu.edits` honours what they do."""
+        cards = AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor, ThinkingBudgetProcessor
+        return cast("tuple[type[LogitsProcessorCard], ...]", cards)
 
     @classmethod
     def tokens_per_page(cls, kind: str, block_size: int) -> int:

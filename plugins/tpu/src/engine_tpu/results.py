@@ -21,6 +21,9 @@ class RunningStep:
         step_id: of the plan.
         arrays: on the device.
         take: makes the result of them, on the host.
+
+    Attributes:
+        learn: is told the result once, when it is there.
     """
 
     def __init__(
@@ -30,8 +33,14 @@ class RunningStep:
         self._arrays = arrays
         self._take = take
         self._result: StepResult | None = None
+        self.learn: Callable[[StepResult], None] | None = None
         for array in arrays:
             array.copy_to_host_async()
+
+    @property
+    def taken(self) -> bool:
+        """Whether the result is there."""
+        return self._result is not None
 
     def done(self) -> bool:
         """True once `result` would not block."""
@@ -47,6 +56,8 @@ class RunningStep:
                 time.sleep(_POLL_SECONDS)
             self._result = self._take([np.asarray(array) for array in self._arrays])
             self._arrays = ()
+            if self.learn is not None:
+                self.learn(self._result)
         return self._result
 
 

@@ -15,9 +15,20 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.interfaces.executor import StepFuture
-from engine.types.plan import LogprobRows, Masks, NewBlocks, PromptLogprobRows, StepPlan, StepResult
+from engine.types.plan import (
+    BROKEN,
+    ErrorParts,
+    LogprobRows,
+    Masks,
+    NewBlocks,
+    PromptLogprobRows,
+    StepPlan,
+    StepResult,
+)
 from engine.types.start import WorkerStart
 from engine_tpu.buckets import SAMPLED, Bucket, Buckets, fill_tokens
+from engine_tpu.drafting import Drafting
+from engine_tpu.edits import Edits
 from engine_tpu.results import FailedStep, PendingSample, RunningStep
 from engine_tpu.sampling import Logprobs
 from engine_tpu.sampling import Masks as DeviceMasks
@@ -65,14 +76,20 @@ class Runner:
         steps: the compiled functions.
         memory: what they keep.
         buckets: which are compiled.
+        drafting: proposes drafts; None where there is no drafter.
     """
 
-    def __init__(self, start: WorkerStart, steps: Steps, memory: Memory, buckets: Buckets) -> None:
+    def __init__(
+        self, start: WorkerStart, steps: Steps, memory: Memory, buckets: Buckets, drafting: Drafting | None = None
+    ) -> None:
+        self._drafting = drafting
         self._steps = steps
         self._memory = memory
         self._buckets = buckets
         self._vocab_size = start.model.vocab_size
+        self._logits_dtype = np.float64 if start.dtype == "float64" else np.float32
         self._parameters = SlotParameters(start.max_num_seqs + 1, start.model.vocab_size)
+        self._edits = Edits(steps, memory, start.max_num_seqs + 1, self._vocab_size)
         self._words = -(-self._vocab_size // 32)
         self._open: PendingSample | FailedStep | None = None
 
@@ -81,11 +98,13 @@ class Runner:
         steps, memory, sizes = self._steps, self._memory, list(self._buckets)
         steps.enter(memory, 0, np.zeros(1, np.int32))
         steps.place(memory, np.zeros((4, 0), np.int32))
+        steps.put(memory, np.zeros((3, 0), np.int32))
         none = np.zeros(0, np.int32)
         steps.copy(memory, none, none)
         for number, bucket in enumerate(sizes):
             tell(number, len(sizes), bucket)
             steps.run_padding(memory, bucket)
+        self._edits.warm_up({bucket.draws for bucket in sizes}, self._logits_dtype)
 
     def execute(self, plan: StepPlan) -> StepFuture:
         """Launch a step. An error of the launch is the future's."""
@@ -116,8 +135,11 @@ class Runner:
 
     def _execute(self, plan: StepPlan) -> StepFuture:
         steps, memory = self._steps, self._memory
+        if self._drafting is not None:
+            plan = self._drafting.begin(plan)
         for new in plan.new_slots:
             self._parameters.enter(new)
+            self._edits.enter(new)
             steps.enter(memory, new.slot, new.token_ids)
         entries = _entries(plan.new_blocks)
         if plan.given_drafts is not None:
@@ -167,44 +189,52 @@ class Runner:
         """What comes behind the model: tokens are drawn, and the copy to the host begins."""
         arrays = []
         if len(drawing.row):
-            told, found = self._steps.draw(self._memory, given, self._masks(drawing, masks, len(given.logits)))
+            told, found = self._steps.draw(self._memory, given, self._masks(drawing, given, masks))
             arrays = [told, *(found if len(asked) else ())]
         scored = self._score(plan, given)
         arrays += [array for piece in scored[2] for array in piece] if scored else []
         most = int(self._parameters.logprobs[drawing.slot[asked]].max()) if len(asked) else 0
+        errors = {} if self._drafting is None else self._drafting.faults_of(plan)
 
         def take(host: list[np.ndarray]) -> StepResult:
             result = _result(plan)
             if len(drawing.row):
                 _put_drawn(result, plan, drawing, host[0])
+                _put_errors(result, drawing, errors)
                 if len(asked):
                     result.logprobs = _logprobs(result, drawing, asked, Logprobs(*host[1:5]), most)
             if scored:
                 _put_scores(result, scored, host[-4 * len(scored[2]) :])
             return result
 
-        return RunningStep(plan.step_id, arrays, take)
+        step = RunningStep(plan.step_id, arrays, take)
+        if self._drafting is not None:
+            first = np.flatnonzero(drawing.offset == 0)
+            self._drafting.drawn(step, drawing.slot[first], drawing.place[first], drawing.row[first])
+        return step
 
-    def _masks(self, drawing: Drawing, masks: Masks | None, draws: int) -> DeviceMasks | None:
-        """Those of a step on the device; None where no row has any."""
-        ends = np.zeros((draws, self._words), np.uint32)
+    def _masks(self, drawing: Drawing, given: Forwarded, masks: Masks | None) -> DeviceMasks | None:
+        """Those of a step on the device, with the edited logits; None where no row has any, and none is edited."""
+        ends = np.zeros((len(given.logits), self._words), np.uint32)
         early = self._parameters.ends_too_early(drawing.slot, drawing.place, ends)
-        if not early and (masks is None or not len(masks.row)):
+        position = drawing.place - self._parameters.num_prompt[drawing.slot]
+        edited = self._edits(given.logits, given.drawing, drawing.slot, position)
+        if not early and edited is given.logits and (masks is None or not len(masks.row)):
             return None
         allowed = np.full_like(ends, 0xFFFFFFFF)
         if masks is not None:
             nth = np.arange(len(masks.row)) - np.searchsorted(masks.row, masks.row)  # mask of its row
             allowed[np.searchsorted(drawing.row, masks.row) + nth] = masks.bits.view(np.uint32)
-        return self._steps.masks(ends, allowed)
+        return self._steps.masks(ends, allowed, edited)
 
     def _put_drafts(self, plan: StepPlan) -> None:
         """Write the drafts of a plan behind their rows' tokens."""
-        forced = plan.given_drafts
-        assert forced is not None and plan.num_drafts is not None
-        for row, tokens in zip(forced.row.tolist(), forced.tokens, strict=True):
-            place = int(plan.num_computed[row]) + 1
-            count = int(plan.num_drafts[row])
-            self._steps.put(self._memory, int(plan.slot_of_row[row]), place, tokens[:count])
+        given = plan.given_drafts
+        assert given is not None and plan.num_drafts is not None
+        nth, offset = np.nonzero(np.arange(given.tokens.shape[1]) < plan.num_drafts[given.row][:, None])
+        row = given.row[nth]
+        place = plan.num_computed[row] + 1 + offset
+        self._steps.put(self._memory, np.stack((plan.slot_of_row[row], place, given.tokens[nth, offset])))
 
     def _score(self, plan: StepPlan, given: Forwarded) -> tuple[np.ndarray, np.ndarray, list[Logprobs], int] | None:
         """The log probabilities of the step's prompt tokens that are asked for: rows and positions, int32, of pieces of
@@ -251,6 +281,15 @@ def _put_drawn(result: StepResult, plan: StepPlan, drawing: Drawing, told: np.nd
         return
     kept = counted(drawing, told[1, :n])
     result.tokens[drawing.row[kept], drawing.offset[kept]] = drawn[kept]
+
+
+def _put_errors(result: StepResult, drawing: Drawing, errors: dict[int, ErrorParts]) -> None:
+    """Rows whose requests end with an error, of those that draw."""
+    tokens = result.tokens if result.tokens.ndim == 2 else result.tokens[:, None]
+    result.errors = {row: errors[row] for row in drawing.row.tolist() if row in errors} or None
+    for row in result.errors or ():
+        tokens[row] = -1
+        tokens[row, 0] = BROKEN
 
 
 def counted(drawing: Drawing, agrees: np.ndarray) -> np.ndarray:

@@ -20,6 +20,8 @@ from engine.types.plan import BROKEN
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_PIECE = 512
+"""Numbers of a piece of a running sum."""
 
 
 class SampledRows(NamedTuple):
@@ -60,10 +62,12 @@ class Masks(NamedTuple):
     Args:
         ends: 1 forbids: tokens that would end a request too early.
         allowed: 0 forbids: constraints. A row that they leave nothing gets a token that they forbid.
+        edited: [N, V]; the logits that are drawn from; None: those that log probabilities are told of.
     """
 
     ends: jax.Array
     allowed: jax.Array
+    edited: jax.Array | None = None
 
 
 class Logprobs(NamedTuple):
@@ -76,18 +80,26 @@ class Logprobs(NamedTuple):
 
 
 def draw(
-    logits: jax.Array, tokens: jax.Array, rows: SampledRows, asked: Asked, masks: Masks | None
+    logits: jax.Array,
+    tokens: jax.Array,
+    following: jax.Array,
+    rows: SampledRows,
+    asked: Asked,
+    masks: Masks | None,
 ) -> tuple[jax.Array, jax.Array, Logprobs]:
     """Draw one token for each row.
 
     Args:
         logits: float32 or float64 [N, V]. tokens: int32 [slots, L]; the table of tokens.
+        following: int32 [N]; what stands in the table where each token goes. (Were it read here, XLA would copy the
+            table: it does not see to it that it is read before it is written to.)
 
     Returns the table with the tokens in it; int32 [2, N]: the tokens, `BROKEN` where logits are no numbers, and 1 where
     the table had the same token there already, which is so of a draft that agrees; log probabilities if asked for.
     """
     raw, broken = logits, jnp.isnan(logits).any(axis=1)
     if masks is not None:
+        logits = logits if masks.edited is None else masks.edited
         logits = jnp.where(_bits(masks.ends, logits.shape[1]), -jnp.inf, logits)
     logits = lax.cond(asked.penalties, lambda x: _penalised(x, tokens, rows), lambda x: x, logits)
     if masks is not None:
@@ -98,7 +110,7 @@ def draw(
         lambda: jnp.where(rows.temperature > 0, _sampled(logits, rows, asked.filters), likeliest),
         lambda: likeliest,
     )
-    agrees = tokens[rows.slot, rows.place] == drawn
+    agrees = following == drawn
     told = jnp.stack((jnp.where(broken, BROKEN, drawn), agrees.astype(jnp.int32)))
     most = min(MAX_LOGPROBS, logits.shape[1])
     found = lax.cond(asked.logprobs, lambda: logprobs(raw, drawn, most), lambda: _no_logprobs(len(drawn), most))
@@ -169,9 +181,31 @@ def _sampled(logits: jax.Array, rows: SampledRows, filters: jax.Array) -> jax.Ar
 
 def draw_from(weights: jax.Array, u: jax.Array) -> jax.Array:
     """int32 [N]; the first token in order of id at which the running sum of weights [N, V] exceeds u [N] * its sum."""
-    running = jnp.cumsum(weights, axis=1, dtype=jnp.float64)
+    running = running_sum(weights)
     below = running <= (u * running[:, -1])[:, None]
     return jnp.minimum(below.sum(axis=1, dtype=jnp.int32), weights.shape[1] - 1)
+
+
+def running_sum(x: jax.Array) -> jax.Array:
+    """float64 [N, V]; of each row's numbers [N, V] up to each of them.
+
+    In pieces of `_PIECE`, by doubling distances (Hillis, Steele 1986): a TPU's compiler does not come to an end with
+    `jnp.cumsum` of float64.
+    """
+    count, vocab = x.shape
+    pieces = jnp.pad(x.astype(jnp.float64), ((0, 0), (0, -vocab % _PIECE))).reshape(count, -1, _PIECE)
+    within = _doubling(pieces)
+    before = jnp.pad(_doubling(within[:, :, -1])[:, :-1], ((0, 0), (1, 0)))
+    return (within + before[:, :, None]).reshape(count, -1)[:, :vocab]
+
+
+def _doubling(x: jax.Array) -> jax.Array:
+    """Running sums over the last dimension."""
+    distance, rest = 1, ((0, 0),) * (x.ndim - 1)
+    while distance < x.shape[-1]:
+        x = x + jnp.pad(x[..., :-distance], (*rest, (distance, 0)))
+        distance *= 2
+    return x
 
 
 def _filtered(p: jax.Array, rows: SampledRows) -> jax.Array:
@@ -190,7 +224,7 @@ def _top_p(p: jax.Array, kept: jax.Array, values: jax.Array, top_p: jax.Array) -
 
     values: p sorted before others were dropped; kept: which of them are left, the first so many.
     """
-    running = jnp.cumsum(jnp.where(kept, values, 0), axis=1, dtype=jnp.float64)
+    running = running_sum(jnp.where(kept, values, 0))
     goal = top_p.astype(jnp.float64) * p.sum(axis=1, dtype=jnp.float64)
     before = (running < goal[:, None]).sum(axis=1, keepdims=True, dtype=jnp.int32)
     length = jnp.minimum(before, p.shape[1] - 1) + 1

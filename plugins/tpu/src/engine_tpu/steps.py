@@ -22,7 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from engine.types.kv import KVLayout
 from engine.types.params import MAX_LOGPROBS
-from engine_tpu.attention import Blocks, Form, Writes, as_stored, write_pages, write_tokens
+from engine_tpu import attention
+from engine_tpu.attention import Blocks, Form, Writes, as_stored, held, write_pages, write_tokens
 from engine_tpu.buckets import SAMPLED, Bucket, Packing, drawing_views
 from engine_tpu.models.decoder import Decoder, specs
 from engine_tpu.sampling import Asked, Logprobs, Masks, SampledRows, draw, logprobs
@@ -34,6 +35,8 @@ ENTERED = 1024
 """Ids of one turn of `enter`, at most."""
 PLACED = 1024
 """New pages of one turn of `place`."""
+PUT = 256
+"""Tokens of one turn of `put`."""
 COPIED = 64
 """Pages of one turn of `copy`."""
 SCORED = 128
@@ -54,7 +57,8 @@ class Memory:
     """What lives on the device from step to step.
 
     Attributes:
-        pools: of each layer of a table [pages, 2 * Hkv, page size, D]; the tables share them, page by page.
+        pools: of each layer of a table [pages, 2 * Hkv, page size, D]; the tables share them, page by page. In the
+            cache's dtype, or on a processor the bits of it, see `engine_tpu.attention.held`.
         blocks: int32 [tables, slots + 1, W]; the block tables.
         tokens: int32 [slots + 1, L + 1]; each slot's tokens.
     """
@@ -65,11 +69,18 @@ class Memory:
 
 
 class Forwarded(NamedTuple):
-    """What the model left of a step: hidden states [T, H], logits [N, V] of the positions that draw, and of the numbers
-    that were sent those that the drawing reads."""
+    """What the model left of a step.
+
+    Args:
+        hidden: [T, H]; the hidden states.
+        logits: [N, V]; of the positions that draw.
+        following: int32 [N]; what stands in the table of tokens where each draw is to go.
+        drawing: of the numbers that were sent those that the drawing reads.
+    """
 
     hidden: jax.Array
     logits: jax.Array
+    following: jax.Array
     drawing: jax.Array
 
 
@@ -145,6 +156,8 @@ class Steps:
         self._length = max_model_len
         self._cache_dtype = cache_dtype
         self._attend = attend
+        by_xla = attend is attention.attend
+        self._held = held(cache_dtype, self.devices[0].platform) if by_xla else cache_dtype
         self._num_tables = len(layout.tables)
         self.page_size = layout.tables[0].tokens_per_block
         self._head_size = layout.groups[0].head_size
@@ -166,20 +179,21 @@ class Steps:
 
     def memory(self, num_pages: int) -> Memory:
         """Pools of so many pages, and empty tables."""
-        pools = 1 + max(site.pool for site in self._sites)
+        shapes = self.memory_shapes(num_pages)
+
+        def make() -> Any:
+            return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
+
+        return Memory(*jax.jit(make, out_shardings=jax.tree.map(lambda one: one.sharding, shapes))())
+
+    def memory_shapes(self, num_pages: int) -> tuple[Any, ...]:
+        """The arrays of `memory` as `jax.ShapeDtypeStruct`, in its order."""
         shape = (num_pages, 2 * self._model.kv_heads * self._shards.size, self.page_size, self._head_size)
+        pool = jax.ShapeDtypeStruct(shape, self._held, sharding=self._sharding(self._pool_spec))
+        pools = (pool,) * (1 + max(site.pool for site in self._sites))
         width = -(-self._length // self.page_size)
-
-        def make() -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
-            return (
-                tuple(jnp.zeros(shape, self._cache_dtype) for _ in range(pools)),
-                jnp.zeros((self._num_tables, self._slots + 1, width), jnp.int32),
-                jnp.zeros((self._slots + 1, self._length + 1), jnp.int32),
-            )
-
-        whole = self._whole
-        shardings = (self._sharding(self._pool_spec),) * pools, whole, whole
-        return Memory(*jax.jit(make, out_shardings=shardings)())
+        tables = (self._num_tables, self._slots + 1, width), (self._slots + 1, self._length + 1)
+        return pools, *(jax.ShapeDtypeStruct(one, jnp.int32, sharding=self._whole) for one in tables)
 
     @property
     def _pool_spec(self) -> PartitionSpec:
@@ -218,7 +232,7 @@ class Steps:
                 function,
                 mesh=self._shards.mesh,
                 in_specs=(specs(self._params), pools, whole, whole, whole),
-                out_specs=(pools, whole, whole, whole, whole),
+                out_specs=(pools, *(whole,) * 5),
                 check_vma=False,
             )
         return jax.jit(function, donate_argnums=(1, 2))
@@ -231,7 +245,7 @@ class Steps:
         blocks: jax.Array,
         tokens: jax.Array,
         packed: jax.Array,
-    ) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array]:
+    ) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
         packing = self.packing(bucket)
         part = packing.views(packed)
         blocks = blocks.at[part["new_table"], part["new_slot"], part["new_index"]].set(part["new_page"])
@@ -246,9 +260,9 @@ class Steps:
             queries = Blocks(row, first, count, begin, part["token_place"], bucket.queries)
         written = list(pools)
 
-        def attention(layer: int, q: jax.Array, kv: jax.Array) -> jax.Array:
+        def attend(layer: int, q: jax.Array, kv: jax.Array) -> jax.Array:
             site = self._sites[layer]
-            pool, kv = written[site.pool], as_stored(kv, self._cache_dtype)
+            pool, kv = written[site.pool], as_stored(kv, self._cache_dtype).view(self._held)
             if bucket.decodes:
                 page = tables[site.table, arange, position // self.page_size]
                 pool = write_tokens(pool, kv, page, position % self.page_size)
@@ -260,20 +274,21 @@ class Steps:
             written[site.pool] = pool
             return self._attend(q, pool, tables[site.table], queries, site.form)
 
-        hidden = self._model.hidden(params, tokens[slot, position], position, attention)
+        hidden = self._model.hidden(params, tokens[slot, position], position, attend)
         logits = self._model.logits(params, hidden if bucket.decodes else hidden[part["select"]])
-        return tuple(written), blocks, hidden, logits, packed[packing.drawing]
+        following = tokens[part["draw_slot"], part["draw_place"]]
+        return tuple(written), blocks, hidden, logits, following, packed[packing.drawing]
 
     def draw(self, memory: Memory, given: Forwarded, masks: Masks | None) -> tuple[jax.Array, Logprobs]:
         """Draw the tokens of a step; see `engine_tpu.sampling.draw`."""
         key = f"the draw of {len(given.logits)} tokens" + ("" if masks is None else ", masked")
-        arguments = given.logits, memory.tokens, given.drawing, masks
+        arguments = given.logits, memory.tokens, given.following, given.drawing, masks
         memory.tokens, told, found = self.compiled(key, partial(_jit_draw, self._whole), *arguments)
         return told, found
 
-    def masks(self, ends: np.ndarray, allowed: np.ndarray) -> Masks:
-        """Send masks, uint32 [N, ceil(V / 32)]."""
-        return Masks(self.send(ends), self.send(allowed))
+    def masks(self, ends: np.ndarray, allowed: np.ndarray, edited: jax.Array) -> Masks:
+        """Send masks, uint32 [N, ceil(V / 32)]. edited: see `Masks`."""
+        return Masks(self.send(ends), self.send(allowed), edited)
 
     def run_padding(self, memory: Memory, bucket: Bucket) -> None:
         """Compile a bucket's step and draws and run them on padding, with all that rows may ask of the drawing."""
@@ -282,28 +297,30 @@ class Steps:
         views["repetition"][:] = np.ones(1, np.float32).view(np.int32)
         given = self.forward(memory, bucket, self.send(packed))
         words = np.zeros((bucket.draws, -(-given.logits.shape[1] // 32)), np.uint32)
-        for masks in (None, self.masks(words, ~words)):
+        for masks in (None, self.masks(words, ~words, given.logits)):
             told, _ = self.draw(memory, given, masks)
         told.block_until_ready()
 
     # -- tables ------------------------------------------------------------------------------------------------------
     def enter(self, memory: Memory, slot: int, ids: np.ndarray) -> None:
         """A request with these tokens enters a slot; its block tables are empty."""
-        self._write(memory, slot, 0, ids, True)
-
-    def put(self, memory: Memory, slot: int, place: int, ids: np.ndarray) -> None:
-        """Write a slot's tokens from a place on."""
-        self._write(memory, slot, place, ids, False)
-
-    def _write(self, memory: Memory, slot: int, place: int, ids: np.ndarray, resets: bool) -> None:
         width = min(ENTERED, self._length + 1)
         for first in range(0, len(ids), width):
             piece = ids[first : first + width]
             packed = np.zeros(_HEADER + width, np.int32)
-            packed[:_HEADER] = slot, place + first, len(piece), resets and first == 0
+            packed[:_HEADER] = slot, first, len(piece), first == 0
             packed[_HEADER : _HEADER + len(piece)] = piece
             arguments = memory.tokens, memory.blocks, self.send(packed)
             memory.tokens, memory.blocks = self.compiled("enter", partial(_jit_enter, self._whole), *arguments)
+
+    def put(self, memory: Memory, entries: np.ndarray) -> None:
+        """Write tokens: int32 [3, n], slots, places and ids. None: padding."""
+        for first in range(0, max(1, entries.shape[1]), PUT):
+            packed = np.zeros((3, PUT), np.int32)
+            packed[0] = self._slots
+            piece = entries[:, first : first + PUT]
+            packed[:, : piece.shape[1]] = piece
+            memory.tokens = self.compiled("put", partial(_jit_put, self._whole), memory.tokens, self.send(packed))
 
     def place(self, memory: Memory, entries: np.ndarray) -> None:
         """Write new pages into the block tables: int32 [4, n], tables, slots, indices and pages. None: padding."""
@@ -372,11 +389,11 @@ def _as(bits: jax.Array, dtype: Any) -> jax.Array:
 
 def _jit_draw(whole: NamedSharding) -> Any:
     def function(
-        logits: jax.Array, tokens: jax.Array, packed: jax.Array, masks: Masks | None
+        logits: jax.Array, tokens: jax.Array, following: jax.Array, packed: jax.Array, masks: Masks | None
     ) -> tuple[jax.Array, jax.Array, Logprobs]:
         part = drawing_views(packed, len(logits))
         rows = SampledRows(*(_as(part[name], dtype) for name, dtype in zip(SAMPLED, _SAMPLED_DTYPES, strict=True)))
-        return draw(logits, tokens, rows, Asked(*(part["flags"] > 0)), masks)
+        return draw(logits, tokens, following, rows, Asked(*(part["flags"] > 0)), masks)
 
     return jax.jit(function, donate_argnums=(1,), out_shardings=whole)
 
@@ -391,6 +408,13 @@ def _jit_enter(whole: NamedSharding) -> Any:
         return tokens.at[slot, place].set(ids, mode="drop"), blocks.at[:, slot].set(cleared)
 
     return jax.jit(function, donate_argnums=(0, 1), out_shardings=(whole, whole))
+
+
+def _jit_put(whole: NamedSharding) -> Any:
+    def function(tokens: jax.Array, packed: jax.Array) -> jax.Array:
+        return tokens.at[packed[0], packed[1]].set(packed[2])
+
+    return jax.jit(function, donate_argnums=0, out_shardings=whole)
 
 
 def _jit_place(whole: NamedSharding) -> Any:

@@ -261,9 +261,9 @@ class Matrices:
         return np.clip(scaled, -most, most).astype(dtype)
 
 
-def rows(tensor: np.ndarray, number: int, size: int, units: int = 1) -> np.ndarray:
-    """The rows of one of `size` shards; fewer of the last, where they do not divide evenly into `units`."""
-    each = -(-len(tensor) // (size * units)) * units
+def rows(tensor: np.ndarray, number: int, size: int) -> np.ndarray:
+    """The rows of one of `size` shards; fewer of the last, where they do not divide evenly."""
+    each = -(-len(tensor) // size)
     return tensor[number * each : (number + 1) * each]
 
 

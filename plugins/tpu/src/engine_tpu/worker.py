@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 import ml_dtypes
@@ -16,8 +16,10 @@ import msgspec
 import numpy as np
 from jax.sharding import Mesh
 
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.drafter import DrafterCard, DrafterOptions
 from engine.interfaces.executor import StepFuture
-from engine.plugin import HookRelay, PluginList, Registry
+from engine.plugin import HookRelay, PluginList, Registry, Selection
 from engine.plugin.manifest import Blame, check_choices, check_hooks, restore
 from engine.types.errors import (
     ConfigError,
@@ -35,6 +37,7 @@ from engine_tpu import attention, attention_pallas
 from engine_tpu.attention import Form
 from engine_tpu.buckets import Bucket, Buckets
 from engine_tpu.device import open_mesh
+from engine_tpu.drafting import Drafting
 from engine_tpu.models.decoder import Decoder
 from engine_tpu.models.forms import form_of
 from engine_tpu.platform import TpuOptions, sizes_of
@@ -52,6 +55,8 @@ _DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
 }
+_BESIDE = frozenset({"adapter", "communicator", "experts", "kv_connector", "logits_processor", "ops", "quantization"})
+"""Points whose drivers would work in the worker, and do not here."""
 _UTILIZATION = 0.9
 """Of a TPU's memory that the engine takes, where nobody says."""
 _KEPT_BITS = 5
@@ -93,10 +98,12 @@ class JaxWorker:
         began, start = time.monotonic(), self._start
         registry = (self._registry or Registry.discover()).following(PluginList(start.plugins, "by the launcher"))
         check_hooks(registry, "worker", start.hook_plugins)
-        mine = tuple(choice for choice in start.choices if choice.point in ("platform", "model"))
+        mine = tuple(choice for choice in start.choices if choice.point in ("platform", "model", "drafter"))
         check_choices(registry, mine)
-        options = cast("TpuOptions", next(one.options for one in restore(registry, mine) if one.point == "platform"))
+        chosen = {one.point: one for one in restore(registry, mine)}
+        options = cast("TpuOptions", chosen["platform"].options)
         _refuse(start)
+        drafting, most_drafts = _drafting(start, chosen.get("drafter"))
         relay = HookRelay("worker", registry, options=start.hook_options)
         size = options.tensor_parallel
         _check_division(start, options)
@@ -112,7 +119,7 @@ class JaxWorker:
         )
         cache_dtype = _DTYPES[start.kv_cache_dtype or start.dtype]
         sizes = sizes_of(options.rows), sizes_of(options.tokens)
-        buckets = Buckets(start.max_num_seqs, start.max_num_batched_tokens, *sizes)
+        buckets = Buckets(start.max_num_seqs, start.max_num_batched_tokens, *sizes, most_drafts)
         steps = Steps(
             model,
             params,
@@ -126,7 +133,7 @@ class JaxWorker:
         )
         num_pages, step_bytes = self._num_pages(steps, buckets)
         memory = steps.memory(num_pages)
-        runner = Runner(start, steps, memory, buckets)
+        runner = Runner(start, steps, memory, buckets, drafting)
         if options.warm_up:
             warming = time.monotonic()
             runner.warm_up(_tell)
@@ -273,6 +280,15 @@ def _profiled(start: WorkerStart, steps: Steps, buckets: Buckets) -> tuple[int, 
 def _refuse(start: WorkerStart) -> None:
     """Raise ConfigError for what the launcher may ask of any platform, and this worker does without."""
     model, asked = start.model, "platform=tpu"
+    for choice in start.choices:
+        if choice.point in _BESIDE:
+            found = "its worker has no place for drivers of that point"
+            raise ConfigError(f"{asked} with {choice.point}={choice.driver}", found, "leave it out")
+        if choice.point == "checkpoint" and not all(
+            file.endswith(".safetensors") for file in start.files.weights or "?"
+        ):
+            found = f"driver '{choice.driver}' of {start.files.name} has no safetensors files, which its worker reads"
+            raise ConfigError(f"{asked} with checkpoint={choice.driver}", found, "name a model with such files")
     if not model.generates:
         found = "its worker generates text alone"
         raise ConfigError(f"{asked} with an engine that pools", found, "use another platform")
@@ -291,6 +307,21 @@ def _refuse(start: WorkerStart) -> None:
     if len(forms) > 1 or not next(iter(forms))[0]:
         found = "its layers' caches have several forms, or none that this worker has"
         raise ConfigError(f"{asked} with {model.architecture}", found, "use another platform")
+
+
+def _drafting(start: WorkerStart, chosen: Selection[Any] | None) -> tuple[Drafting | None, int]:
+    """The drafter at work, and how many drafts a row has at most. Raises ConfigError for what is not served here."""
+    if chosen is None:
+        return None, 0
+    options, asked = cast("DrafterOptions", chosen.options), f"platform=tpu with drafter={chosen.candidate.name}"
+    if cast("type[DrafterCard]", chosen.card).branches(options):
+        found = "it proposes trees, and this worker's attention computes chains"
+        raise ConfigError(asked, found, "let it propose chains, or name another drafter")
+    if options.acceptance != "exact":
+        found = "this worker draws each token as without drafts, and keeps drafts that equal it"
+        raise ConfigError(f"{asked} and acceptance={options.acceptance}", found, "set --drafter.acceptance exact")
+    drafter = chosen.build(WorkerContext(start=start, options=options))
+    return Drafting(drafter, chosen.candidate, start.max_num_seqs + 1, start.max_model_len), options.num_tokens
 
 
 def _check_division(start: WorkerStart, options: TpuOptions) -> None:

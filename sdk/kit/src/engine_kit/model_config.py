@@ -24,7 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Softmax": "softmax
 DEFAULT_THETA = 10000.0
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
-"""The kinds of scaling that `engine_kit.rotary` computes."""
+"""The kinds of scaling that `engine_kit.rotary_table` computes."""
 
 
 @dataclass(frozen=True, kw_only=True)

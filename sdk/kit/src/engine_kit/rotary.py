@@ -1,18 +1,12 @@
-"""Rotary positions (Su et al. 2021): the table of cosines and sines, with the ways to stretch a context.
-
-The formulas are those of transformers (`modeling_rope_utils`), term by term, so that float32 tables are equal bit by
-bit; for float64 models everything is computed in float64.
-"""
+"""Rotary positions of models in torch: the table of `engine_kit.rotary_table`, as a layer."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 
 from engine.interfaces.model import ModelContext
 from engine.modeling import Rotary
-from engine.types.errors import ConfigError
+from engine_kit import rotary_table
 from engine_kit.model_config import RopeConfig
 
 
@@ -22,103 +16,22 @@ def make_rotary(context: ModelContext, rope: RopeConfig) -> Rotary:
     "longrope" has two sets of frequencies. Which of them counts is decided by `max_model_len`, once for all requests,
     as vLLM does it: were it decided by a request's length, the keys of its first tokens would change when it grows.
 
-    Raises:
-        ConfigError: "dynamic" scaling beyond the original length: the frequencies would depend on a request's final
-            length, so that cached keys could be of no use to a longer one.
+    Raises ConfigError as `rotary_table.check_length`.
     """
-    if rope.rope_type == "dynamic" and context.max_model_len > rope.max_position:
-        raise ConfigError(
-            f"max_model_len={context.max_model_len} with rope_type 'dynamic'",
-            f"dynamic scaling is served up to the original length, {rope.max_position} positions",
-            f"set max_model_len to at most {rope.max_position}, or use yarn scaling",
-        )
+    rotary_table.check_length(rope, context.max_model_len)
     dtype = torch.float64 if context.dtype == torch.float64 else torch.float32
     return Rotary(context, cos_sin_table(rope, context.max_model_len, dtype))
 
 
 def cos_sin_table(rope: RopeConfig, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """[length, rotary_dim]: cosines of all frequencies, then sines, times the attention factor."""
-    frequencies, factor = inverse_frequencies(rope, dtype, length)
-    angles = torch.arange(length, dtype=torch.int64)[:, None].to(dtype) * frequencies
-    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)
+    """[length, rotary_dim]: see `rotary_table.cos_sin_table`."""
+    table: torch.Tensor = rotary_table.cos_sin_table(torch, rope, length, dtype)
+    return table
 
 
 def inverse_frequencies(
     rope: RopeConfig, dtype: torch.dtype = torch.float32, length: int = 0
 ) -> tuple[torch.Tensor, float]:
-    """([rotary_dim / 2] radians a position, the factor for cosines and sines), where `length` positions are served."""
-    if rope.rope_type == "longrope":
-        return _longrope(rope, dtype, length)
-    if rope.rope_type == "yarn":
-        return _yarn(rope, dtype)
-    theta = rope.theta
-    if rope.rope_type == "dynamic":
-        # Within the original length the stretch is 1, up to rounding: the same rounding as transformers'.
-        stretch = (rope.factor * rope.max_position / rope.max_position) - (rope.factor - 1)
-        theta = theta * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2))
-    frequencies = 1.0 / _powers(rope, theta, dtype)
-    if rope.rope_type == "linear":
-        frequencies /= rope.factor
-    elif rope.rope_type == "llama3":
-        frequencies = _llama3(rope, frequencies)
-    return frequencies, 1.0
-
-
-def _powers(rope: RopeConfig, theta: float, dtype: torch.dtype) -> torch.Tensor:
-    """theta ** (2 i / rotary_dim)."""
-    powers: torch.Tensor = theta ** (torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).to(dtype) / rope.rotary_dim)
-    return powers
-
-
-def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: short wavelengths stay, long ones are stretched, those between are blended."""
-    original, low, high = rope.original_max_position, rope.low_freq_factor, rope.high_freq_factor
-    wavelengths = 2 * math.pi / frequencies
-    stretched = torch.where(wavelengths > original / low, frequencies / rope.factor, frequencies)
-    smooth = (original / wavelengths - low) / (high - low)
-    blended = (1 - smooth) * stretched / rope.factor + smooth * stretched
-    between = ~(wavelengths < original / high) * ~(wavelengths > original / low)
-    return torch.where(between, blended, stretched)
-
-
-def _longrope(rope: RopeConfig, dtype: torch.dtype, length: int) -> tuple[torch.Tensor, float]:
-    """LongRoPE (Ding et al. 2024): each dimension is stretched by a number of its own, which a search has found."""
-    factors = rope.long_factors if length > rope.original_max_position else rope.short_factors
-    scale = rope.attention_factor
-    if scale is None:
-        scale = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position)) if rope.factor > 1 else 1.0
-    return 1.0 / (torch.tensor(factors, dtype=dtype) * _powers(rope, rope.theta, dtype)), scale
-
-
-def _yarn(rope: RopeConfig, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
-    """YaRN (Peng et al. 2023): fast dimensions stay, slow ones are interpolated, a ramp between them."""
-    powers = _powers(rope, rope.theta, dtype)
-    low, high = (_yarn_dimension(rope, rotations) for rotations in (rope.beta_fast, rope.beta_slow))
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
-    if low == high:
-        high += 0.001
-    ramp = torch.clamp((torch.arange(rope.rotary_dim // 2, dtype=dtype) - low) / (high - low), 0, 1)
-    keep = 1 - ramp
-    frequencies = 1.0 / (rope.factor * powers) * (1 - keep) + 1.0 / powers * keep
-    return frequencies, yarn_attention_factor(rope)
-
-
-def _yarn_dimension(rope: RopeConfig, rotations: float) -> float:
-    """The dimension that turns `rotations` times over the original length."""
-    turns = rope.original_max_position / (rotations * 2 * math.pi)
-    return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
-
-
-def yarn_attention_factor(rope: RopeConfig) -> float:
-    """What yarn multiplies cosines and sines by, and so attention's scores by its square."""
-
-    def scale(mscale: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
-
-    if rope.attention_factor is not None:
-        return rope.attention_factor
-    if rope.mscale and rope.mscale_all_dim:
-        return float(scale(rope.mscale) / scale(rope.mscale_all_dim))
-    return scale(1.0)
+    """[rotary_dim / 2] and a factor: see `rotary_table.inverse_frequencies`."""
+    found: tuple[torch.Tensor, float] = rotary_table.inverse_frequencies(torch, rope, length, dtype)
+    return found

@@ -79,6 +79,11 @@ class GGUFBody:
             start += part.outputs
         return out
 
+    def embedding(self, ids: torch.Tensor, packed: Parts, first: int | None) -> torch.Tensor:
+        """ids int [T] -> [T, H], exactly what their rows stand for, rounded to the engine's dtype."""
+        (table,) = packed.parts
+        return self._layers.look_up(ids, table, self._dtype, first)
+
     def pack_experts(self, experts: Sequence[tuple[Parts, Parts]]) -> PackedExperts:
         """Both projections of each, packed -> what `experts` takes.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.interfaces.quantization import Rounding
+from engine.interfaces.quantization import EMBEDDING, KINDS, Rounding
 from engine_cpu.levels import LevelOptions
 from engine_cpu.quantization_card import ROW, NativeQuantization
 from engine_kit.ggml_blocks import stored_by_ggml
@@ -16,6 +16,7 @@ class GGUFQuantization(NativeQuantization):
     inputs."""
 
     priority = 10
+    kinds = frozenset({*KINDS, EMBEDDING})
     Options = LevelOptions
     rounds = False
     body = "engine_cpu.quantization_gguf.body:GGUFBody"

@@ -27,6 +27,5 @@ class KnownDrafter(DrafterCard):
     """Copies answers that were recorded before, with mistakes: what would a drafter that is right so often bring?"""
 
     priority = -100
-    framework = "torch"
     Options = KnownOptions
     body = "engine_drafters.known.drafter:KnownDrafterBody"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from engine.interfaces.drafter import DraftRows, Drafts, DraftSession
 from engine.types.errors import ConfigError
+from engine_kit.host_drafts import sent_beside
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -60,10 +60,7 @@ class KnownDrafterBody:
             drafts = self._slots[slot][start : start + wanted]
             found[i, : len(drafts)] = drafts
             counts[i] = len(drafts)
-        tokens = torch.empty(found.shape, dtype=torch.int32, device=session.tokens.device)
-        assert self._platform is not None
-        self._platform.to_device(torch.from_numpy(found), tokens)
-        return Drafts(tokens, counts)
+        return Drafts(sent_beside(session.tokens, found, self._platform), counts)
 
     def observe(self, step: TargetStep, session: DraftSession) -> None:
         """Nothing is needed."""

@@ -204,10 +204,13 @@ class DraftEmbedding(Embedding):
 
     def finish(self) -> None:
         """Let go of a copy of the target's."""
-        shared = self._shared
-        if self._is_own and shared is not None and torch.equal(self.weight, shared.weight):
+        if not self._is_own:
+            return
+        super().finish()
+        own, theirs = self.weight, None if self._shared is None else self._shared.weight
+        if own is not None and theirs is not None and torch.equal(own, theirs):
             self._is_own = False
-            self._weight = None
+            self._packed = None
 
 
 class DraftVocabulary(Module):

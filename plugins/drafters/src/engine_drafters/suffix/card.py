@@ -40,6 +40,5 @@ class SuffixDrafter(DrafterCard):
     """Suffix decoding: no model, and a memory of what was answered before."""
 
     priority = 0
-    framework = "torch"
     Options = SuffixOptions
     body = "engine_drafters.suffix.drafter:SuffixDrafterBody"

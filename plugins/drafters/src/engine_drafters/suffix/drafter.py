@@ -12,13 +12,13 @@ another device `propose` waits for the tokens of the step before; a request that
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from engine.interfaces.drafter import DraftRows, Drafts, DraftSession
 from engine_drafters.suffix.history import FinishedAnswers, RequestText
+from engine_kit.host_drafts import library_of, on_host, sent_beside
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -54,8 +54,8 @@ class SuffixDrafterBody:
     def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
         """The answer is remembered; on another device as far as it is known here."""
         request = self._requests.pop(slot)
-        if session.tokens.device.type == "cpu":
-            _extend(request.tokens, session.tokens[slot, len(request.tokens) : num_tokens])
+        if (table := on_host(session.tokens)) is not None:
+            _extend(request.tokens, table[slot, len(request.tokens) : num_tokens])
         answer = request.tokens[request.num_answered : num_tokens]
         if answer:
             lead = request.tokens[max(0, request.num_answered - _LEAD) : request.num_answered]
@@ -76,23 +76,17 @@ class SuffixDrafterBody:
                 found[i, : len(drafts)] = drafts
                 counts[i] = len(drafts)
         self._answers.settle(budget)
-        tokens = torch.from_numpy(found)
-        if session.tokens.device.type != "cpu":
-            assert self._platform is not None
-            host, tokens = tokens, torch.empty(found.shape, dtype=torch.int32, device=session.tokens.device)
-            self._platform.to_device(host, tokens)
-        return Drafts(tokens, counts)
+        return Drafts(sent_beside(session.tokens, found, self._platform), counts)
 
     def _read_tokens(self, requests: list[RequestText], rows: DraftRows, session: DraftSession) -> None:
         """Add what the rows' requests were given since they were last asked for."""
-        slots, lengths, table = rows.slot.tolist(), rows.num_tokens.tolist(), session.tokens
-        if table.device.type != "cpu":
+        slots, lengths, table = rows.slot.tolist(), rows.num_tokens.tolist(), on_host(session.tokens)
+        where: Any = session.tokens if table is None else table
+        pieces = [where[slot, len(r.tokens) : n] for r, slot, n in zip(requests, slots, lengths, strict=True)]
+        if table is None:
             assert self._platform is not None
-            new = [table[slot, len(r.tokens) : n] for r, slot, n in zip(requests, slots, lengths, strict=True)]
-            (flat,) = self._platform.to_host((torch.cat(new),)).wait()
-            pieces = flat.split([len(piece) for piece in new])
-        else:
-            pieces = tuple(table[slot, len(r.tokens) : n] for r, slot, n in zip(requests, slots, lengths, strict=True))
+            (flat,) = self._platform.to_host((library_of(session.tokens).cat(pieces),)).wait()
+            pieces = [piece.numpy() for piece in flat.split([len(piece) for piece in pieces])]
         for request, piece in zip(requests, pieces, strict=True):
             _extend(request.tokens, piece)
 
@@ -100,5 +94,5 @@ class SuffixDrafterBody:
         """Nothing is needed but tokens."""
 
 
-def _extend(tokens: array[int], more: torch.Tensor) -> None:
-    tokens.frombytes(more.contiguous().numpy().tobytes())
+def _extend(tokens: array[int], more: np.ndarray) -> None:
+    tokens.frombytes(more.astype(np.int32).tobytes())

@@ -28,9 +28,8 @@ class NgramOptions(DrafterOptions):
 
 
 class NgramDrafter(DrafterCard):
-    """Prompt lookup: no model, and no memory beside the tokens."""
+    """Prompt lookup: no model, and no memory beside the tokens, which may be torch's or numpy's."""
 
     priority = 0
-    framework = "torch"
     Options = NgramOptions
     body = "engine_reference.drafter_ngram.ngram:NgramDrafterBody"

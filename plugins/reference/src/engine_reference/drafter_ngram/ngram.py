@@ -9,12 +9,12 @@ followed, the piece from the match to the end is taken to repeat.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from engine.interfaces.drafter import DraftRows, Drafts, DraftSession
+from engine_kit.host_drafts import library_of, sent_beside
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -40,53 +40,51 @@ class NgramDrafterBody:
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         """See `engine.interfaces.drafter.Drafter.propose`."""
-        device = session.tokens.device
-        assert self._platform is not None
         host = np.array((rows.slot, rows.num_tokens), np.int64)
-        sent = torch.empty(host.shape, dtype=torch.int64, device=device)
-        self._platform.to_device(torch.from_numpy(host), sent)
-        slot, length = sent
+        slot, length = sent_beside(session.tokens, host, self._platform)
         most, k = int(rows.num_tokens.max()), int(rows.num_drafts.max())
         tokens = session.tokens[slot, :most]
         start, matched = longest_match(tokens, length, self._min, self._max)
-        period = (length - start).unsqueeze(1)
-        drafts = tokens.gather(1, start.unsqueeze(1) + torch.arange(k, device=device) % period)
+        period = (length - start)[:, None]
+        drafts = tokens[_arange(len(slot), tokens)[:, None], start[:, None] + _arange(k, tokens) % period]
         if not self._counts:
             return Drafts(drafts)  # a row without a match proposes its first tokens, in vain
-        return Drafts(drafts, np.where(matched.numpy() > 0, rows.num_drafts, 0).astype(np.int32))
+        return Drafts(drafts, np.where(np.asarray(matched) > 0, rows.num_drafts, 0).astype(np.int32))
 
     def observe(self, step: TargetStep, session: DraftSession) -> None:
         """Nothing is needed but tokens."""
 
 
-def longest_match(
-    tokens: torch.Tensor, length: torch.Tensor, least: int, most: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def longest_match(tokens: Any, length: Any, least: int, most: int) -> tuple[Any, Any]:
     """Where the longest suffix of each row that occurs earlier in the row goes on there; of equal ones the latest.
 
-    Args:
+    Args: torch's or numpy's, both of one library.
         tokens: int [m, L]; row i's tokens are the first length[i]. length: int64 [m], at least 1.
         least, most: lengths of suffixes that count.
 
     Returns:
         (place int64 [m], 0 where nothing matches; matched int64 [m], the suffix's length, 0 for none).
     """
-    width = tokens.shape[1]
-    place = torch.arange(width, device=tokens.device)
+    width, library = tokens.shape[1], library_of(tokens)
+    place, row = _arange(width, tokens), _arange(len(tokens), tokens)
     # end[i, p]: position p of row i ends an earlier occurrence of its last n tokens, for n = 1, 2, ...; the last token
     # itself is no occurrence.
-    end = place < (length - 1).unsqueeze(1)
-    matched, start = torch.zeros_like(length), torch.zeros_like(length)
+    end = place < (length - 1)[:, None]
+    matched, start = library.zeros_like(length), library.zeros_like(length)
     for n in range(1, most + 1):
-        wanted = tokens.gather(1, (length - n).clamp(min=0).unsqueeze(1))
-        same = tokens == wanted
-        if n > 1:  # the token n - 1 places before p
-            same = torch.nn.functional.pad(same, (n - 1, 0))[:, :width]
-        end = end & same & (length >= n).unsqueeze(1)
+        same = tokens == tokens[row, (length - n).clip(min=0)][:, None]
+        end[:, n - 1 :] &= same[:, : max(0, width - n + 1)]  # the token n - 1 places before p
+        end[:, : n - 1] = False
+        end &= (length >= n)[:, None]
         if n < least:
             continue
-        last = torch.where(end, place + 1, 0).amax(dim=1)
+        last = library.amax(library.where(end, place + 1, 0), 1)
         found = last > 0
-        matched = torch.where(found, n, matched)
-        start = torch.where(found, last, start)
+        matched = library.where(found, n, matched)
+        start = library.where(found, last, start)
     return start, matched
+
+
+def _arange(count: int, like: Any) -> Any:
+    """int64 [count], of the same library and device."""
+    return np.arange(count) if isinstance(like, np.ndarray) else library_of(like).arange(count, device=like.device)

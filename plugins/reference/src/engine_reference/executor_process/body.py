@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -32,7 +32,7 @@ from engine_reference.executor_process.messages import (
 from engine_reference.executor_process.processes import Ranks
 
 if TYPE_CHECKING:
-    from engine.interfaces.context import CoreContext
+    from engine.interfaces.context import Answers, CoreContext
     from engine.types.plan import Masks, StepPlan, StepResult
     from engine_reference.executor_process.card import ProcessOptions
 
@@ -79,7 +79,8 @@ class StepUnderWay:
 class CallUnderWay:
     """A call that was sent."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, call_id: int, ranks: Sequence[int]) -> None:
+        self.call_id = call_id
         self.answers: dict[int, Answer | None] = dict.fromkeys(ranks)
 
     @property
@@ -91,6 +92,14 @@ class CallUnderWay:
     def waiting(self) -> list[int]:
         """The ranks that have not answered."""
         return [rank for rank, answer in self.answers.items() if answer is None]
+
+    def values(self) -> list[Any]:
+        """The answers of all. Raises the first error."""
+        answers = [answer for answer in self.answers.values() if answer is not None]
+        for answer in answers:
+            if answer.error is not None:
+                raise rebuild_error(answer.error)
+        return [answer.value for answer in answers]
 
 
 class Process:
@@ -131,21 +140,32 @@ class Process:
 
     def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         """Answers are plain data. Raises the first rank's error, after which the ranks go on."""
-        ranks = self._living()
-        self._num_calls += 1
-        asked = range(ranks.size) if rank is None else [rank]
-        call_id, call = self._num_calls, CallUnderWay(asked)
-        self._calls[call_id] = call
-        ranks.send(RankCall(call_id, method, list(args)), asked)
+        call = self._send_call(method, args, range(self._living().size) if rank is None else [rank])
         try:
             self.wait(call, None)
         finally:
-            self._calls.pop(call_id, None)
-        answers = [answer for answer in call.answers.values() if answer is not None]
-        for answer in answers:
-            if answer.error is not None:
-                raise rebuild_error(answer.error)
-        return [answer.value for answer in answers]
+            self._calls.pop(call.call_id, None)
+        return call.values()
+
+    def ask(self, method: str, *args: Any) -> Answers:
+        """As `call` of all ranks, and waits for nothing. Whoever asks for the answers takes in what has come."""
+        call = self._send_call(method, args, range(self._living().size))
+
+        def answers() -> list[Any] | None:
+            if not call.complete:
+                if not self.pump(call):
+                    return None
+                self.wait(call, None)  # raises, where they will never come
+            self._calls.pop(call.call_id, None)
+            return call.values()
+
+        return answers
+
+    def _send_call(self, method: str, args: tuple[Any, ...], ranks: Sequence[int]) -> CallUnderWay:
+        self._num_calls += 1
+        call = self._calls[self._num_calls] = CallUnderWay(self._num_calls, ranks)
+        self._living().send(RankCall(call.call_id, method, list(args)), ranks)
+        return call
 
     def check_health(self) -> None:
         self._look_for_the_dead(self._living())
@@ -157,17 +177,17 @@ class Process:
             ranks.close()
 
     # -- what futures ask for -----------------------------------------------------------------------------------------
-    def pump(self, step: StepUnderWay) -> bool:
-        """Take in what has come; True where the step is complete or never will be."""
+    def pump(self, what: StepUnderWay | CallUnderWay) -> bool:
+        """Take in what has come; True where the step or call is complete or never will be."""
         if self._dead is None and self._ranks is not None:
             try:
-                while not step.complete and self._receive(self._ranks, 0):
+                while not what.complete and self._receive(self._ranks, 0):
                     pass
-                if not step.complete and time.monotonic() - self._looked > WAIT_SECONDS:
+                if not what.complete and time.monotonic() - self._looked > WAIT_SECONDS:
                     self._look_for_the_dead(self._ranks)
             except EngineError:
                 return True  # `result` raises it
-        return step.complete or self._dead is not None or self._ranks is None
+        return what.complete or self._dead is not None or self._ranks is None
 
     def wait(self, what: StepUnderWay | CallUnderWay, timeout: float | None) -> None:
         """Wait until every rank has answered.

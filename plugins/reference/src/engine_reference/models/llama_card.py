@@ -44,7 +44,7 @@ class _Family(ModelCard):
 
     framework = "torch"
     takes_embeds = True
-    quantized = frozenset({"linear", "head"})
+    quantized = frozenset({"linear", "head", "embedding"})
     default_head_dim: ClassVar[int | None] = None
 
     @classmethod

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.interfaces.context import FrontContext
-from engine.interfaces.tokenizer import TextStream
-from engine.types.errors import InvalidRequestError, TokenizerError
-from engine_kit.chat_messages import template_variables, text_messages
+from engine.types.errors import TokenizerError
+from engine_kit.decoded_text import DecodedText, check_unicode
 from engine_reference.tokenizer_hf.decoding import PieceDecoder, WindowDecoder
 from engine_reference.tokenizer_hf.files import TokenizerFiles, read_files
 from engine_reference.tokenizer_hf.pieces import compile_pieces
@@ -21,7 +20,7 @@ LONG_TEXT = 4096
 single `encode` of the library does not, and costs a switch of threads."""
 
 
-class HFTokenizerBody:
+class HFTokenizerBody(DecodedText):
     """tokenizer.json at work. See `engine.interfaces.tokenizer.Tokenizer`.
 
     `clean_up_tokenization_spaces` is not heeded: it removes spaces that the model wrote, and cannot be streamed.
@@ -32,10 +31,8 @@ class HFTokenizerBody:
     def __init__(self, context: FrontContext) -> None:
         files, templates = self.read(context.folder)
         self._tokenizer = files.tokenizer
-        self._special_ids = files.special_ids
         self._longest_token = files.longest_token
-        self._decoder = _decoder(files)
-        self._templates = ChatTemplates(templates, files.special, context.folder)
+        super().__init__(_decoder(files), ChatTemplates(templates, files.special, context.folder), files.special_ids)
         eos = files.special.get("eos_token")
         eos_id = None if eos is None else files.tokenizer.token_to_id(eos)
         self._eos_token_ids = () if eos_id is None else (int(eos_id),)
@@ -79,22 +76,9 @@ class HFTokenizerBody:
             texts: Any = [first if second is None else (first, second)]
             return tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0]
         except TypeError:
-            for text in (first, second or ""):
-                try:
-                    text.encode("utf-8")
-                except UnicodeEncodeError as error:
-                    raise TokenizerError(
-                        "tokenise a text",
-                        f"character {error.start} ({text[error.start]!a}) is half a surrogate pair, no Unicode",
-                        "send whole characters",
-                    ) from None
+            check_unicode(first)
+            check_unicode(second or "")
             raise
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._decoder.decode(ids, self._skip(skip_special_tokens))
-
-    def token(self, token_id: int) -> str:
-        return self._decoder.token(token_id)
 
     def vocabulary(self) -> Sequence[bytes | None]:
         decoder = self._decoder
@@ -104,36 +88,8 @@ class HFTokenizerBody:
                 "this tokenizer's decoder does not work token by token",
                 "structured outputs need one that does, as those of most language models",
             )
-        special = self._special_ids
+        special = self._hidden
         return [None if i in special else decoder.piece(i) or None for i in range(self._vocab_size)]
-
-    def stream(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> TextStream:
-        return self._decoder.stream(self._skip(skip_special_tokens), prompt_token_ids)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template: str | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        try:
-            return self._templates.render(
-                text_messages(messages),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                template=template,
-                variables=template_variables(variables),
-            )
-        except RecursionError as error:
-            raise InvalidRequestError(
-                f"chat with {len(messages)} messages", "the data in them is nested too deeply", "send flatter data"
-            ) from error
-
-    def _skip(self, skip_special_tokens: bool) -> frozenset[int]:
-        return self._special_ids if skip_special_tokens else frozenset()
 
 
 def _decoder(files: TokenizerFiles) -> PieceDecoder | WindowDecoder:

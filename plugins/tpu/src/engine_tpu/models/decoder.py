@@ -17,10 +17,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from engine.types.model import ModelDescription
+from engine_kit import rotary_table
 from engine_tpu.models.experts import load_experts, routed
 from engine_tpu.models.forms import form_of
 from engine_tpu.models.layers import gated, linear, product, rms_norm, rotate, widened
-from engine_tpu.rotary import cos_sin_table
 from engine_tpu.weights import AXIS, Matrices, Params, Tensors, padded, rows
 
 Attend = Callable[[int, jax.Array, jax.Array], jax.Array]
@@ -76,7 +76,9 @@ class Decoder:
 
     def _table(self, index: int) -> jax.Array:
         wide = np.dtype(np.float64 if self._shards.dtype == np.float64 else np.float32)
-        return self._shards.whole(cos_sin_table(self._form.ropes[index], self._length), wide)
+        rope = self._form.ropes[index]
+        rotary_table.check_length(rope, self._length)
+        return self._shards.whole(rotary_table.cos_sin_table(np, rope, self._length, np.float64), wide)
 
     def _norm(self, tensors: Tensors, name: str, size: int) -> jax.Array:
         weight = self._matrices.take(tensors, name, (size,))

@@ -17,13 +17,14 @@ def widened(x: jax.Array) -> jax.Array:
 
 
 def product(x: jax.Array, packed: Mapping[str, jax.Array]) -> jax.Array:
-    """x [T, I] @ w [O, I] transposed; of a rounded matrix times each output's scale, in float32 at least."""
-    weight = packed["w"]
-    if "s" not in packed:
-        return lax.dot_general(x, weight, (((1,), (1,)), ((), ())))
-    scale = packed["s"]
-    out = lax.dot_general(x, weight.astype(x.dtype), (((1,), (1,)), ((), ())), preferred_element_type=scale.dtype)
-    return (out * scale).astype(x.dtype)
+    """x [T, I] @ w [O, I] transposed, added up in float32 at least; of a rounded matrix times each output's scale."""
+    count, dtype = len(x), x.dtype
+    if count == 1 and dtype == jnp.bfloat16:
+        # XLA's processor device widens a whole matrix of bfloat16 for one row, and not for two.
+        x = jnp.concatenate((x, jnp.zeros_like(x)))
+    wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    out = lax.dot_general(x, packed["w"].astype(dtype), (((1,), (1,)), ((), ())), preferred_element_type=wide)[:count]
+    return (out * packed["s"] if "s" in packed else out).astype(dtype)
 
 
 def linear(x: jax.Array, packed: Mapping[str, jax.Array]) -> jax.Array:

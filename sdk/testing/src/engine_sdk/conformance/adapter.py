@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from engine.interfaces.adapter import AdapterCard, AdapterCore, AdapterNeed, AdapterWorker
+from engine.interfaces.context import Answers
 from engine.interfaces.model import ModelContext
 from engine.interfaces.quantization import LayerShape
 from engine.modeling import Module, load_weights
@@ -456,11 +457,16 @@ class Engine:
 
     def __init__(self, suite: AdapterConformance, size: int) -> None:
         self.ranks = [Rank(suite, rank, size) for rank in range(size)]
-        context = replace(core_context(suite.subject()), tell=lambda *told: [r.half.told(*told) for r in self.ranks])
+        context = replace(core_context(suite.subject()), tell=self._tell)
         self.core: AdapterCore = suite.half("core")(context)
         self._slots = 0
         self._steps = 0
         self._ready: dict[str, Any] = {}
+
+    def _tell(self, *told: Any) -> Answers:
+        """The halves in the workers, whose answers are there the second time that they are asked for."""
+        answers, asked = [rank.half.told(*told) for rank in self.ranks], iter((None,))
+        return lambda: next(asked, answers)
 
     # -- requests ------------------------------------------------------------------------------------------------------
     def begins(self, adapter: Adapter | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, cast
@@ -211,7 +213,8 @@ class DrafterConformance(Conformance):
 
     @classmethod
     def impossible(cls) -> Sequence[DrafterNeed]:
-        return [DrafterNeed(dtype="float32", device=cls.device, framework="abacus")]
+        any_framework = cls._card().framework is None
+        return [] if any_framework else [DrafterNeed(dtype="float32", device=cls.device, framework="abacus")]
 
     @classmethod
     def make(cls) -> Drafter:
@@ -549,6 +552,34 @@ class DrafterConformance(Conformance):
         found = np.bincount(kept.cpu().numpy(), minlength=VOCAB)
         tail = chi_square_tail(found, n * distribution(logits, Setting()))
         assert tail > RARE, f"these counts have probability {tail:.1e}"
+
+    # -- without torch -----------------------------------------------------------------------------------------------
+    def test_tokens_of_numpy(self) -> None:
+        """Of a driver of no framework: where the worker computes without torch, the table is numpy's on the host, and
+        so are the drafts, which are the same. Its body brings no torch there."""
+        if self._card().framework is not None:
+            not_served(f"it computes with {self._card().framework}")
+        module = (self._card().body or self.subject().candidate.value).partition(":")[0]
+        code = f"import sys; sys.path[:] = {sys.path!r}; import {module}; print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert done.stdout.strip() == "False", f"importing {module} brings torch\n{done.stderr}"
+        context = replace(self._context(), platform=None, ops=None, device=None, dtype=None)
+        drafter, without = self.make(), cast(Drafter, self.body()(context))
+        for seed in range(4):
+            rows, table = self.rows(seed, 12), self.table(seed)
+            session = ScriptedSession((), self.rejects)
+            session.tokens = cast(torch.Tensor, table.cpu().numpy())
+            wanted = self.proposed(drafter, rows, table)
+            for slot, length in zip(rows.slot.tolist(), rows.num_tokens.tolist(), strict=True):
+                without.enter(self.new_slot(slot, table[slot, :length].tolist(), f"salt {self.entered}"))
+            drafts = without.propose(rows, session)
+            assert isinstance(drafts.tokens, np.ndarray), f"drafts are {type(drafts.tokens).__name__}, not numpy's"
+            assert drafts.tokens.dtype == np.int32 and drafts.tokens.shape == (12, int(rows.num_drafts.max()))
+            counts = rows.num_drafts if drafts.counts is None else drafts.counts
+            found = [row[:n].tolist() for row, n in zip(drafts.tokens, counts.tolist(), strict=True)]
+            assert found == wanted, "other drafts than of torch's tokens"
+            for slot, length in zip(rows.slot.tolist(), rows.num_tokens.tolist(), strict=True):
+                without.leave(slot, length, session)
 
     @classmethod
     def figure(cls) -> str | None:

@@ -25,8 +25,16 @@ import torch
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.model import ModelContext
 from engine.interfaces.platform import CaptureKey
-from engine.interfaces.quantization import KINDS, LayerShape, Quantization, QuantizationCard, QuantizationNeed, Rounding
-from engine.modeling import Linear, load_weights
+from engine.interfaces.quantization import (
+    EMBEDDING,
+    KINDS,
+    LayerShape,
+    Quantization,
+    QuantizationCard,
+    QuantizationNeed,
+    Rounding,
+)
+from engine.modeling import Embedding, Linear, LMHead, load_weights
 from engine.types.errors import CheckpointError, ConfigError
 from engine.types.parallel import Shard
 from engine_sdk.conformance.base import Conformance, not_served
@@ -538,6 +546,80 @@ class QuantizationConformance(Conformance):
         with pytest.raises(CheckpointError, match=re.escape(name)):
             self.loaded(kind, dtype, "one", ["layer"], [512], (0, 1), wrong)
 
+    # -- embeddings --------------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_looked_up_rows(self, dtype: str) -> None:
+        """Of embeddings, whole and divided over ranks: what was stored, rounded once to the dtype. A tied head has
+        their memory, and gives the product."""
+        embedding, meant = self.embedding(dtype)
+        ids = torch.tensor([0, 511, 7, 7, 31, 32, 33, 300], device=self.device)
+        expected = meant.to(self.device, getattr(torch, dtype))[ids]
+        assert torch.equal(embedding(ids), expected), "a row is not what was stored"
+        assert torch.equal(embedding(ids.to(torch.int32)), expected)
+        assert embedding(ids[:0]).shape == (0, self.inputs)
+        assert 0 < embedding.own_bytes(4) < 4 * meant.numel(), "it takes the memory of plain weights"
+        several = [self.embedding(dtype, (rank, 3))[0](ids) for rank in range(3)]
+        assert torch.equal(sum(several[1:], several[0]), expected), "an id that another rank has gives no zeros"
+        head = LMHead(self.embedding_context(dtype), 512, self.inputs, "lm_head", embedding)
+        head.linear.finish()
+        self.check_stored(
+            head.linear, meant.double(), torch.zeros(512, dtype=torch.float64), dtype, EMBEDDING, tied=True
+        )
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_captured_rows(self, dtype: str) -> None:
+        """What the platform records of `embedding` looks the ids up that are there when it is replayed."""
+        embedding, meant = self.embedding(dtype)
+        require_capture(self.described().captured_by, self.device)
+        platform = worker_context(self.subject(), self.device, dtype).platform
+        assert platform is not None
+        ids = torch.arange(4, device=self.device)
+        left: list[torch.Tensor] = []
+
+        def step() -> None:
+            left[:] = [embedding(ids)]
+
+        replay = platform.capture(step, CaptureKey(0, variant=(f"embedding {dtype}",)))
+        assert replay is not step, "the platform could not capture it, though the card names its recorder"
+        out = left[0]
+        for first in (100, 3):
+            ids.copy_(torch.arange(first, first + 4))
+            replay()
+            assert torch.equal(out, meant.to(self.device, out.dtype)[ids]), "the replay has kept a value, or an address"
+
+    @classmethod
+    def embedding(cls, dtype: str, place: tuple[int, int] = (0, 1)) -> tuple[Embedding, torch.Tensor]:
+        """A rank's part of one with 512 rows, and what the whole of it stands for, float32; skipped where the card
+        serves none. place: (rank, ranks)."""
+        if EMBEDDING not in cls.described().kinds:
+            not_served(f"{EMBEDDING} is not among the card's kinds")
+        cls.require(replace(cls.stored_need(EMBEDDING), dtype=dtype))
+        weight = cls.numbers(512, cls.inputs, dtype="float32")
+        tensors, meant = cls.write("layer", weight, torch.zeros(512))
+        made = Embedding(cls.embedding_context(dtype, place), 512, cls.inputs, "layer")
+        load_weights(made, [("layer.weight", tensors["layer.weight"])])
+        return made, meant
+
+    @classmethod
+    def embedding_context(cls, dtype: str, place: tuple[int, int] = (0, 1)) -> ModelContext:
+        """A rank's, in which sums over ranks are left to the test."""
+        of_worker, (rank, ranks) = cls.stored_context(dtype), place
+        group: Any = SimpleNamespace(all_reduce=lambda y: y, size=ranks, rank=rank)
+        body = cls.built(lambda: of_worker, f"stored {dtype}")
+        unused: Any = SimpleNamespace(linear=None)
+        return ModelContext(
+            description=of_worker.start.model,
+            ops=unused,
+            attention=unused,
+            dtype=getattr(torch, dtype),
+            device=torch.device(cls.device),
+            max_model_len=1,
+            tp_rank=rank,
+            tp_size=ranks,
+            group=group if ranks > 1 else None,
+            quantization={EMBEDDING: body},
+        )
+
     def loaded(
         self,
         kind: str,
@@ -573,8 +655,10 @@ class QuantizationConformance(Conformance):
         model = msgspec.structs.replace(context.start.model, config={"quantization_config": cls.stored})
         return replace(context, start=msgspec.structs.replace(context.start, model=model))
 
-    def check_stored(self, layer: Linear, weight: torch.Tensor, bias: torch.Tensor, dtype: str, kind: str) -> None:
-        """weight [O, I] and bias [O] that the layer has to compute with, float64."""
+    def check_stored(
+        self, layer: Linear, weight: torch.Tensor, bias: torch.Tensor, dtype: str, kind: str, tied: bool = False
+    ) -> None:
+        """weight [O, I] and bias [O] that the layer has to compute with, float64. tied: another's memory."""
         share, wide = self.described().rounding(kind, self.subject().options) or Rounding(0.0), weight.abs()
         eye = torch.eye(weight.shape[1], dtype=getattr(torch, dtype), device=self.device)
         off = (layer(eye).double() - weight.T - bias).abs()
@@ -586,7 +670,8 @@ class QuantizationConformance(Conformance):
         bound = share.row * (_largest(rows, share.row_group) @ wide.T)
         bound += 2 * SUMS[dtype] * (rows.abs() @ wide.T + bias.abs())
         _nothing_above_zero(off - bound, "results are wrong")
-        assert layer.own_bytes(8) > 0 and layer.num_elements() == weight.numel() + bool(layer.shape.bias) * len(bias)
+        elements = 0 if tied else weight.numel() + bool(layer.shape.bias) * len(bias)
+        assert (layer.own_bytes(8) > 0) is not tied and layer.num_elements() == elements
 
     # -- captured steps ----------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

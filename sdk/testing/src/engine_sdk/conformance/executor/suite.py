@@ -25,6 +25,7 @@ from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.core_contexts import core_context, start_message
+from engine_sdk.conformance.executor.worker import HELD
 from engine_sdk.conformance.timing import median_seconds
 
 WORKER = "engine_sdk.conformance.executor.worker:EchoWorker"
@@ -149,6 +150,29 @@ class ExecutorConformance(Conformance):
                 executor.call("refuse")
             executor.check_health()
             assert executor.execute(plan_of(0)).result(timeout=PATIENCE).tokens.tolist() == tokens_of(0)
+
+    @each_size
+    def test_questions(self, size: int, tmp_path: Path) -> None:
+        """Asked while a step is computed, answered behind it; nobody waits. A rank's own error is the answer's."""
+        file = tmp_path / "go on"
+        with self.running(size, f"{HELD}{file}") as (executor, _, pids):
+            if not hasattr(executor, "ask"):
+                self._apart(pids)
+                pytest.fail("its workers are processes of their own, and it has no `ask`")
+            step = executor.execute(plan_of(0))
+            answers, error = executor.ask("who", 5), executor.ask("refuse")
+            assert answers() is None and not step.done(), "the step is held"
+            after = executor.execute(plan_of(1))
+            file.touch()
+            deadline = time.monotonic() + PATIENCE
+            while (found := answers()) is None and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert found == [[rank, size, pids[rank], 5] for rank in range(size)]
+            assert step.done(), "the answers came before the step"
+            assert after.result(timeout=PATIENCE).tokens.tolist() == tokens_of(1)
+            with pytest.raises(InvalidRequestError, match="so it is"):
+                error()
+            executor.check_health()
 
     # -- errors ------------------------------------------------------------------------------------------------------
     @each_size

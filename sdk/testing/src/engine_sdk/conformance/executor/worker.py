@@ -15,6 +15,10 @@ from engine.types.plan import LogprobRows, Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
 LATE_SECONDS = 0.2
+HELD_SECONDS = 3.0
+"""The longest that a step is held."""
+HELD = "held until "
+"""Before the path of a file that lets steps go on."""
 FELL_OFF = "the device fell off the bus"
 
 
@@ -76,6 +80,10 @@ class EchoWorker:
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fate == "raises":
                 raise RuntimeError(FELL_OFF)
+        if self.fate.startswith(HELD):
+            until = time.monotonic() + HELD_SECONDS
+            while not os.path.exists(self.fate.removeprefix(HELD)) and time.monotonic() < until:
+                time.sleep(0.001)
         slots = plan.slot_of_row.tolist()
         pages = sum(int(blocks.page.sum()) for blocks in plan.new_blocks)
         base = [self.sums[slot] + slot + plan.step_id + pages for slot in slots]

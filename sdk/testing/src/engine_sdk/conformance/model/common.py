@@ -19,7 +19,7 @@ import torch
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import Ops
-from engine.interfaces.quantization import KINDS, LayerShape, StoredTensor, plain_tensors
+from engine.interfaces.quantization import EMBEDDING, KINDS, LayerShape, StoredTensor, plain_tensors
 from engine.plugin import Registry
 from engine.types.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine.types.model import ModelDescription
@@ -452,17 +452,30 @@ class ModelSuite(Conformance):
         ops = self.context("float64").ops
         assert ops is not None
         said = self.described().quantized
-        assert said <= set(KINDS), f"the card's `quantized` names {sorted(said)}, of {', '.join(KINDS)}"
+        known = {*KINDS, EMBEDDING}
+        assert said <= known, f"the card's `quantized` names {sorted(said)}, of {', '.join(sorted(known))}"
         drivers = {kind: _Watched(ops) for kind in KINDS}
         session = self.session(quantization=drivers)
         found = session.whole(self.ids(7))
         torch.testing.assert_close(found, self.alone(self.ids(7)), rtol=NEAR, atol=NEAR)
         packed = {kind for driver in drivers.values() for kind in driver.packed}
-        there = said if self.description().generates else said - {"head"}
+        there = said - {EMBEDDING} - (set() if self.description().generates else {"head"})
         routed = any("expert" in name or "_moe." in name for name in self.tensors())
         there = there if routed else there - {"expert"}  # a dense model of an architecture that may have experts
         assert packed == there, f"the card says that {sorted(there)} are packed, and these are: {sorted(packed)}"
         assert packed == {kind for kind, driver in drivers.items() if driver.multiplied}
+
+    def test_quantised_embedding(self) -> None:
+        """Where the card names it, its driver packs it and looks its rows up; a head that shares its matrix multiplies
+        by what that driver packed, once for both."""
+        ops = self.context("float64").ops
+        assert ops is not None
+        if EMBEDDING not in self.described().quantized:
+            not_served("its card does not name embeddings among what others may store")
+        driver = _Watched(ops)
+        session = self.session(quantization={EMBEDDING: driver})
+        torch.testing.assert_close(session.whole(self.ids(7)), self.alone(self.ids(7)), rtol=NEAR, atol=NEAR)
+        assert driver.packed == {EMBEDDING} and driver.looked_up, "the embedding is not its driver's"
 
     # -- computing ---------------------------------------------------------------------------------------------------
     def test_nothing_is_kept_between_calls(self) -> None:
@@ -530,6 +543,7 @@ class _Watched:
         self._ops = ops
         self.packed: set[str] = set()
         self.multiplied = False
+        self.looked_up = False
 
     def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
         """A plain layer's."""
@@ -539,7 +553,7 @@ class _Watched:
         """As the operations do, in float64."""
         weight, bias = plain_layer(layer, tensors)
         self.packed.add(layer.kind)
-        return self._ops.pack_linear(weight.double(), bias)
+        return self._ops.pack_linear(weight.double(), bias), weight.double()
 
     def packed_bytes(self, packed: Any) -> int:
         """Nobody asks."""
@@ -548,4 +562,10 @@ class _Watched:
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """x [T, I] -> [T, O]."""
         self.multiplied = True
-        return functools.partial(self._ops.linear, packed=packed)(x)
+        return functools.partial(self._ops.linear, packed=packed[0])(x)
+
+    def embedding(self, ids: torch.Tensor, packed: Any, first: int | None) -> torch.Tensor:
+        """ids [T] -> [T, H]; the ranks of these tests have whole vocabularies."""
+        assert first is None
+        self.looked_up = True
+        return self._ops.embedding(ids, packed[1])
