@@ -24,8 +24,8 @@ class Memory:
     """Memory for what stays as long as a model does.
 
     Large pieces lie side by side in blocks, for which the system is asked for huge pages before they are first touched:
-    reading weights misses the translation buffers less often then, and what a page has at its end is not lost. They are
-    not taken from the heap: there they would lie between the plain weights that come and go while a model is loaded, whose
+    reading weights misses the translation buffers less often then, and no page has an end that is lost. They are not
+    taken from the heap: there they would lie between the plain weights that come and go while a model is loaded, whose
     memory would then not be given back, nor be of use for the next ones. A block is given back with its last piece.
     """
 
