@@ -1,5 +1,5 @@
-# make help | install | test | test-all | soak | lint | size | format | serve | bench | bench-peers | gpu-check | gpu-wheels |
-# gpu-rehearsal | docs | clean
+# make help | install | test | test-all | soak | lint | size | format | serve | bench | bench-peers | bench-servers | gpu-check |
+# gpu-wheels | gpu-rehearsal | docs | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,6 +55,12 @@ WORKLOAD ?= W1,W2,W3,W4,W1-int8,W1-int4,W1-draft
 PAIRS ?= 5
 PEERS_FLAGS ?=
 
+# Of bench-servers: as above, and `python -m tests.benchmarks.servers --help` for more in SERVERS_FLAGS.
+SERVER ?= all
+SERVER_MODEL ?= 10M,0.6B
+ROUNDS ?= 3
+SERVERS_FLAGS ?=
+
 # Of gpu-check and gpu-rehearsal: a Python with torch for the GPU, and a folder of wheels for what it lacks (gpu-wheels
 # fills one; packages that are optional, such as nccl4py, can be named in GPU_EXTRAS).
 GPU_PYTHON ?= python3
@@ -64,8 +70,8 @@ GPU_FLAGS ?=
 GPU_PLATFORMS := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none \
 	--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any
 
-.PHONY: help install test test-all soak lint size style types tests format serve bench bench-peers gpu-check gpu-wheels \
-	gpu-rehearsal docs clean
+.PHONY: help install test test-all soak lint size style types tests format serve bench bench-peers bench-servers gpu-check \
+	gpu-wheels gpu-rehearsal docs clean
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs; P=plugins/server: those of one package"
@@ -76,6 +82,7 @@ help:
 	@echo "make format     ruff format and the fixes that ruff can make"
 	@echo "make bench      latency, throughput, serving and the engine core, measured on this machine"
 	@echo "make bench-peers  beside other engines: PEER=$(PEER) PEER_MODEL=$(PEER_MODEL) WORKLOAD=$(WORKLOAD) PAIRS=$(PAIRS)"
+	@echo "make bench-servers  servers beside servers: SERVER=$(SERVER) SERVER_MODEL=$(SERVER_MODEL) ROUNDS=$(ROUNDS)"
 	@echo "make gpu-check  on a machine with a GPU, offline: its tests and benchmarks, in 10 minutes, WHEELS=folder"
 	@echo "make gpu-rehearsal  the host's side of that without a GPU: GPU_PYTHON=Python whose torch is built for CUDA"
 	@echo "make gpu-wheels what such a machine lacks, into WHEELS=folder"
@@ -154,6 +161,9 @@ bench: install
 bench-peers: install
 	$(BIN)/python -m tests.benchmarks.peers --peer $(PEER) --model $(PEER_MODEL) --work $(WORKLOAD) --pairs $(PAIRS) \
 		$(PEERS_FLAGS)
+
+bench-servers: install
+	$(BIN)/python -m tests.benchmarks.servers --server $(SERVER) --model $(SERVER_MODEL) --rounds $(ROUNDS) $(SERVERS_FLAGS)
 
 # Needs no environment of ours, no network and no make: `python3 -m tests.gpu` is all. See docs/benchmarks/gpu.md.
 gpu-check:

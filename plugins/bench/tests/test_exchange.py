@@ -23,9 +23,10 @@ def event(**content: object) -> bytes:
 
 
 TOKENS = [event(choices=[{"text": text}]) for text in ("Once", "", " upon\n\n")]
+LAST = event(choices=[{"delta": {}, "finish_reason": "length"}])
 USAGE = event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 3})
 END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-WHOLE = [HEAD, *map(chunk, TOKENS), chunk(USAGE), END]
+WHOLE = [HEAD, *map(chunk, TOKENS), chunk(LAST), chunk(USAGE), END]
 
 
 def exchange(pieces: list[bytes], fault: str = "") -> Exchange:
@@ -35,7 +36,7 @@ def exchange(pieces: list[bytes], fault: str = "") -> Exchange:
 
 def test_an_answer_in_whole_pieces():
     outcome = read_outcome(exchange(WHOLE))
-    assert outcome == ("", [2.0, 3.0, 4.0], 9, 3, None)
+    assert outcome == ("", [2.0, 3.0, 4.0], 9, 3, None, "length")
 
 
 @given(st.lists(st.integers(1, len(b"".join(WHOLE)) - 1), unique=True))
@@ -48,14 +49,14 @@ def test_an_answer_cut_anywhere(cuts):
     for token in TOKENS:
         last = data.index(token) + len(token)
         expected.append(1.0 + next(i for i, end in enumerate(bounds[1:]) if end >= last))
-    assert read_outcome(exchange(pieces)) == ("", expected, 9, 3, None)
+    assert read_outcome(exchange(pieces)) == ("", expected, 9, 3, None, "length")
 
 
 def test_two_events_in_one_chunk_and_no_chunks_at_all():
     together = [HEAD, chunk(b"".join(TOKENS)), chunk(USAGE), END]
-    assert read_outcome(exchange(together)) == ("", [2.0, 2.0, 2.0], 9, 3, None)
+    assert read_outcome(exchange(together)) == ("", [2.0, 2.0, 2.0], 9, 3, None, "")
     plain = [b"HTTP/1.1 200 OK\r\n\r\n", *TOKENS, USAGE, b"data: [DONE]\n\n"]
-    assert read_outcome(exchange(plain)) == ("", [2.0, 3.0, 4.0], 9, 3, None)
+    assert read_outcome(exchange(plain)) == ("", [2.0, 3.0, 4.0], 9, 3, None, "")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
-"""Writes a checkpoint as GGUF in bf16, for llama.cpp. Runs in that peer's interpreter: numpy and `gguf`, no torch."""
+"""Writes a checkpoint as GGUF in bf16, for llama.cpp. Runs in that peer's interpreter: numpy and `gguf`, no torch.
+
+`python -m tests.benchmarks.peers.gguf_file CHECKPOINT PATH` writes it with its vocabulary, for a server.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,8 +78,29 @@ def together(tensors: dict[str, np.ndarray], experts: int) -> Iterator[tuple[str
             yield name, np.stack([tensors[f"{before}.experts.{expert}.{part}"] for expert in range(experts)])
 
 
-def write_gguf(checkpoint: Path, path: Path) -> None:
-    """Write all of the model: norms and routers in float32, all else in bf16, no vocabulary (token ids are passed)."""
+def add_vocabulary(writer: Any, checkpoint: Path) -> None:
+    """The tokens and merges of `tokenizer.py`'s byte-level BPE, which splits text as GPT-2's does."""
+    import gguf  # type: ignore[import-not-found, unused-ignore]
+
+    said = json.loads((checkpoint / "tokenizer.json").read_text())
+    ids: dict[str, int] = said["model"]["vocab"]
+    special = {entry["content"] for entry in said["added_tokens"]}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    types = gguf.TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([types.CONTROL if token in special else types.NORMAL for token in tokens])
+    writer.add_token_merges(said["model"]["merges"])
+    writer.add_bos_token_id(ids["<s>"])
+    writer.add_eos_token_id(ids["</s>"])
+    writer.add_unk_token_id(ids["<unk>"])
+    writer.add_add_bos_token(False)
+
+
+def write_gguf(checkpoint: Path, path: Path, vocabulary: bool = False) -> None:
+    """Write all of the model: norms and routers in float32, all else in bf16. vocabulary: with it; where token ids are
+    passed, none is needed."""
     import gguf  # type: ignore[import-not-found, unused-ignore]
 
     config = json.loads((checkpoint / "config.json").read_text())
@@ -97,7 +122,10 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("no_vocab")
+    if vocabulary:
+        add_vocabulary(writer, checkpoint)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, bits in together(read_safetensors(checkpoint / "model.safetensors"), experts):
         for part, count in heads.items():
@@ -112,3 +140,7 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+if __name__ == "__main__":
+    write_gguf(Path(sys.argv[1]), Path(sys.argv[2]), vocabulary=True)

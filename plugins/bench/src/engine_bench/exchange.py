@@ -77,6 +77,7 @@ class Outcome(NamedTuple):
         times: of the events that brought tokens.
         input_tokens, output_tokens: as the server counted them.
         cached_tokens: of the input, found in the prefix cache; None where the server does not say.
+        finish_reason: why the answer ended, "length" for all its tokens; "" where the server does not say.
     """
 
     error: str
@@ -84,6 +85,7 @@ class Outcome(NamedTuple):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int | None = None
+    finish_reason: str = ""
 
 
 class _Connection(asyncio.Protocol):
@@ -209,9 +211,10 @@ def _read_events(exchange: Exchange, body: bytes, places: list[tuple[int, int]])
     times: list[float] = []
     tokens_in = tokens_out = 0
     cached: int | None = None
+    finish = ""
     for end, content in _events(body):
         if content == _DONE:
-            return Outcome("", times, tokens_in, tokens_out, cached) if times else Outcome("no_tokens", [])
+            return Outcome("", times, tokens_in, tokens_out, cached, finish) if times else Outcome("no_tokens", [])
         try:
             event = json.loads(content)
         except ValueError:
@@ -221,7 +224,10 @@ def _read_events(exchange: Exchange, body: bytes, places: list[tuple[int, int]])
         if usage := event.get("usage"):
             tokens_in, tokens_out = usage["prompt_tokens"], usage["completion_tokens"]
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        if (choices := event.get("choices")) and _brings_tokens(choices[0]):
+        choices = event.get("choices")
+        if choices:
+            finish = choices[0].get("finish_reason") or finish
+        if choices and _brings_tokens(choices[0]):
             place = bisect_left(ends, end)
             in_answer = places[place][1] - (ends[place] - end)
             piece = bisect_left(arrived, in_answer)

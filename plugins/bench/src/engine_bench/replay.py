@@ -20,7 +20,7 @@ from engine_bench.exchange import Exchange, Outcome, Target, read_outcome, read_
 from engine_bench.load import LEAD_SECONDS
 from engine_bench.plot import check_plot, draw_plot
 from engine_bench.report import Figure, Report
-from engine_bench.serve import QUANTILES, ServeOptions, gaps, parse_target, served_model
+from engine_bench.serve import QUANTILES, ServeOptions, finishes, gaps, parse_target, served_model
 from engine_bench.server_process import own_server
 from engine_bench.statistics import is_good, percentile, summary
 from engine_bench.workload import Lengths, draw_arrivals
@@ -57,10 +57,12 @@ class Turn(NamedTuple):
 
     Args:
         number: from 1.
+        output_len: tokens that it asked for.
         exchange, outcome: what came of it.
     """
 
     number: int
+    output_len: int
     exchange: Exchange
     outcome: Outcome
 
@@ -143,7 +145,7 @@ async def _run(
                 exchange = Exchange(planned=planned)
                 await _until(planned)
                 await send(target, _encode(target, model, messages, length), exchange, options.timeout)
-                turns.append(Turn(number, exchange, read_outcome(exchange)))
+                turns.append(Turn(number, length, exchange, read_outcome(exchange)))
                 if turns[-1].outcome.error or number == len(conversation.turns):
                     return  # without its answer there is no next turn
                 messages.append({"role": "assistant", "content": read_text(exchange)})
@@ -208,6 +210,8 @@ def make_report(
         "seconds": seconds,
         "input_tokens": sum(outcome.input_tokens for outcome in outcomes),
         "output_tokens": tokens_out,
+        "output_tokens_asked": sum(turn.output_len for turn in done),
+        **finishes(outcomes),
         "requests_per_s": len(done) / seconds if seconds else 0.0,
         "output_tokens_per_s": tokens_out / seconds if seconds else 0.0,
         **_times("", done),

@@ -176,6 +176,12 @@ def gaps(outcome: Outcome) -> list[float]:
     return [after - before for before, after in pairwise(outcome.times)]
 
 
+def finishes(done: Sequence[Outcome]) -> dict[str, Figure]:
+    """How many answers ended for which reason, as figures."""
+    counts = Counter(outcome.finish_reason for outcome in done if outcome.finish_reason)
+    return {f"finished_{reason}": count for reason, count in sorted(counts.items())}
+
+
 def make_report(load: Load, asks: Sequence[Ask], options: ServeOptions, where: str) -> Report:
     """All figures of a load, and their table."""
     done, seconds = load.completed, load.seconds
@@ -193,6 +199,7 @@ def make_report(load: Load, asks: Sequence[Ask], options: ServeOptions, where: s
         "input_tokens": tokens_in,
         "output_tokens": tokens_out,
         "output_tokens_asked": sum(ask.output_len for ask in asks),
+        **finishes(done),
         "requests_per_s": len(done) / seconds if seconds else 0.0,
         "output_tokens_per_s": tokens_out / seconds if seconds else 0.0,
         **summary("ttft_ms", [o.times[0] for o in done], QUANTILES, 1e3),
