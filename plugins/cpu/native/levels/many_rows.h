@@ -1,10 +1,10 @@
-// Products of many rows at a level with few registers (AVX2 has 16), where widening weights for each tile of rows would take
-// as long as multiplying them: a stretch of a panel is widened to float32 once for all rows of a chunk, into memory that stays
-// in the first-level cache while tile after tile of rows goes by (Goto, van de Geijn: Anatomy of High-Performance Matrix
-// Multiplication, 2008; BLIS).
+// Products of many rows at a level with few registers (AVX2 has 16), where widening weights for each tile of rows would
+// take as long as multiplying them: a stretch of a panel is widened to float32 once for all rows of a chunk, into memory
+// that stays in the first-level cache while tile after tile of rows goes by (Goto, van de Geijn: Anatomy of
+// High-Performance Matrix Multiplication, 2008; BLIS).
 //
-// Sums lie in memory between one stretch and the next. A sum is added up input after input in one register, as the kernels
-// of few rows do it, so that a row's bits do not depend on which of the two computes it.
+// Sums lie in memory between one stretch and the next. A sum is added up input after input in one register, as the
+// kernels of few rows do it, so that a row's bits do not depend on which of the two computes it.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ constexpr std::size_t STRETCH = 256;     // inputs that are widened together: 16
 constexpr std::size_t ROW_BLOCK = 24;    // rows that are cut into tiles together
 constexpr std::size_t MOST_CHUNK = 192;  // rows that go by one after the other; a multiple of ROW_BLOCK
 
-// Rows of the tile at `row` of `rows`. The last tile but one leaves the last one some, which would be slow with a row or two.
+// Rows of the tile at `row` of `rows`. The last tile but one leaves the last one some: a row or two would be slow.
 constexpr std::size_t many_tile(std::size_t row, std::size_t rows) {
     const std::size_t left = std::min(rows - row, ROW_BLOCK - row % ROW_BLOCK);
     return left > MANY_ROWS && left < MANY_ROWS + 4 ? (left + 1) / 2 : std::min(left, MANY_ROWS);
@@ -66,7 +66,8 @@ void multiply_tile(std::size_t rows, const float* x, const float* w, std::size_t
 
 // Rows [row, row + size) of x [.., count], `stride` apart, to [padded][size] floats, with zeros behind.
 template <typename T>
-void interleave_floats(const T* x, std::size_t stride, std::size_t size, std::size_t count, std::size_t padded, float* to) {
+void interleave_floats(const T* x, std::size_t stride, std::size_t size, std::size_t count, std::size_t padded,
+                       float* to) {
     for (std::size_t i = 0; i < count; ++i)
         for (std::size_t m = 0; m < size; ++m) to[i * size + m] = widen(x[m * stride + i]);
     std::fill(to + count * size, to + padded * size, 0.0f);
@@ -77,8 +78,8 @@ inline float* widened_at(float* stretch, std::size_t input, std::size_t output) 
     return stretch + output / HALF_PANEL * STRETCH * HALF_PANEL + input * HALF_PANEL + output % HALF_PANEL;
 }
 
-// widen_units(from, units, stretch): so many units of a panel, which lie at `from`, become floats where `widened_at` says.
-// T: of x and of the result; EACH: inputs of a unit.
+// widen_units(from, units, stretch): so many units of a panel, which lie at `from`, become floats where `widened_at`
+// says. T: of x and of the result; EACH: inputs of a unit.
 template <typename T, std::size_t EACH, typename Widen>
 void many_rows(const Packed& a, int threads, Widen&& widen_units) {
     const std::size_t units = a.layout.units(), inputs = units * EACH, panels = a.layout.panels();
