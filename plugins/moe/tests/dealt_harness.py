@@ -100,11 +100,12 @@ def way(request: pytest.FixtureRequest) -> Iterator[Parallel]:
     real.worker_for.cache_clear()
 
 
-def each_way(*quick: str, cores: bool = False) -> Any:
-    """A test of each way over one engine core, or over several; those that are not named are slow."""
+def each_way(*quick: str, cores: bool = False, moving: bool = False) -> Any:
+    """A test of each way over one engine core, or over several; those that are not named are slow. moving: of those
+    alone in which experts move."""
     rows = [
         pytest.param(name, marks=() if name in quick else pytest.mark.slow)
-        for name, (parallel, _, _) in WAYS.items()
-        if (parallel.dp > 1) is cores
+        for name, (parallel, _, options) in WAYS.items()
+        if (parallel.dp > 1) is cores and (options is MOVING or not moving)
     ]
     return pytest.mark.parametrize("way", rows, indirect=True)

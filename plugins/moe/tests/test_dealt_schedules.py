@@ -42,7 +42,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(way: Parallel, schedul
         real.check(request, outcomes[request.request_id])
 
 
-@each_way("gather, moving", "all_to_all, moving")
+@each_way("gather, moving", "all_to_all, moving", moving=True)
 def test_experts_move_while_requests_run(way: Parallel) -> None:
     settings = Settings(
         num_pages=26, max_num_seqs=5, max_num_batched_tokens=17, max_model_len=40, in_flight=way.pp + 1,

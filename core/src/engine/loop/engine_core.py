@@ -197,6 +197,8 @@ class EngineCore:
             "start the engine again; requests in progress are lost",
         )
         self._dead.__cause__ = None if error is gone else error
+        if self.lockstep is not None:
+            self.lockstep.close()
         self._futures.clear()
         self._unmasked = None
         self.scheduler.fail_all(self._dead)
@@ -300,8 +302,8 @@ class EngineCore:
     def shutdown(self) -> None:
         """Stop the executor. Idempotent."""
         self._futures.clear()
+        if self.lockstep is not None:
+            self.lockstep.close()  # first: whatever the rest takes, the others are told
         self.scheduler.states.gates.shutdown()
         self.scheduler.connectors.close()
-        if self.lockstep is not None:
-            self.lockstep.close()
         self.executor.shutdown()

@@ -225,6 +225,13 @@ class Child(Generic[T]):
         return self._process.describe()
 
     @property
+    def stopped(self) -> bool:
+        """The system has it stopped, on this machine: whatever it does takes for ever."""
+        with contextlib.suppress(psutil.Error):
+            return not self.remote and psutil.Process(self.pid).status() in _STOPPED
+        return False
+
+    @property
     def cut(self) -> bool:
         """The connection to one elsewhere was lost."""
         with self._sending:
@@ -235,7 +242,7 @@ class Child(Generic[T]):
         """Whether nothing is to be expected of it any more. To be asked now and then while nothing comes: it is
         silent for the time between two of these looks."""
         now = time.monotonic()
-        if self._heard or not self.ready:
+        if self._heard or not (self.ready or self.stopped):
             self._silence = 0.0
         else:
             self._silence += min(now - self._looked, LONGEST_LOOK)

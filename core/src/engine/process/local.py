@@ -104,7 +104,7 @@ class LocalProcess:
         """Those that it started see that, and leave in order, or are ended: they may be stopped."""
         children: list[psutil.Process] = []
         if self.poll() is None:  # of one that has ended, another may have the number by now
-            if hangs and hasattr(signal, "SIGUSR1"):
+            if hangs and hasattr(signal, "SIGUSR1") and not self.describe().endswith("stopped"):
                 self._process.send_signal(signal.SIGUSR1)
                 time.sleep(STACK_SECONDS)
             with contextlib.suppress(psutil.Error):

@@ -1,12 +1,13 @@
-"""Engine cores that step together: a star over stream sockets, with data-parallel rank 0 in its middle.
+"""Engine cores that step together, on one machine: a page of memory that all of them write and read, and a star of
+stream sockets, with data-parallel rank 0 in its middle.
 
-Before each step every core tells how many tokens it is about to compute; rank 0, once it has all numbers, tells them to
-all. Where nobody has any, all of them sleep, and nothing is sent until one has again: its number wakes rank 0, which
-wakes the others. A number and an answer are a few bytes on a socket of the system, sent and read by the core's own
-thread: ZeroMQ, with threads of its own on either side, takes three times as long (docs/benchmarks/lockstep.md).
+Before each step every core writes on the page how many tokens it is about to compute, and sleeps until all numbers are
+there; the last one wakes them, by one call of the system. That is one sleep and one waking for each core and step,
+whoever they are, and no message (docs/benchmarks/lockstep.md has what that costs, beside messages on sockets).
 
-A core that leaves closes its socket, killed or not, which the others read as the end of the stream. Of a machine that
-is gone, without a word, the system's keepalive says so within some five seconds.
+Where nobody has any tokens all of them sleep as the core's process does, on the sockets: who has some again says so to
+rank 0 by a byte, and that to the others. A core that leaves writes it on the page, and closes its socket, killed or
+not, which rank 0 reads as the end of the stream, or the others, where it is rank 0. Who is silent is seen on the page.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ import numpy as np
 from engine.interfaces.lockstep import Agreed
 from engine.plugin.loading import brought
 from engine.types.errors import ConfigError, EngineDeadError
+from engine_parallel.page import Page
 
 if TYPE_CHECKING:
     from engine.types.start import CoreStart
@@ -39,14 +40,15 @@ if TYPE_CHECKING:
 MEET_SECONDS = 1800.0
 """How long a core waits for the others when it starts: as long as an executor for its ranks."""
 ANSWER_SECONDS = 5.0
-"""How long one that has called may take to say who it is. Members wait so much longer than rank 0 for an answer: it
-knows who is late."""
+"""How long one that has called may take to say who it is."""
 RETRY_SECONDS = 0.02
 GRACE_SECONDS = 1.0
 """When a core has left, how long the others go on reading messages: mostly all of them are being stopped."""
 PAUSE_SECONDS = 0.01
 MOST_BYTES = 1 << 16
 """Of a greeting."""
+PAGE = "lockstep-page"
+"""In the directory where they meet."""
 
 COMPUTING = frozenset(
     {"platform", "communicator", "ops", "attention", "quantization", "experts", "model", "checkpoint", "drafter"}
@@ -54,10 +56,8 @@ COMPUTING = frozenset(
 """Points whose drivers have to be the same on all cores: steps of one form on each, and the same experts."""
 
 _NUMBER = struct.Struct("<i")
-"""What a core tells: its tokens twice, and one more where they are not one for each row."""
-_WAKE = -1
-_LEFT = -2
-"""In place of the first number: rank 0 wakes a core; one has left, and the number behind says which."""
+_CALL = b"\0"
+"""To a core that sleeps, or is to look who has left: what is meant stands on the page."""
 
 
 class Hello(msgspec.Struct):
@@ -83,7 +83,7 @@ class Welcome(msgspec.Struct):
     Args:
         refused: why it may not join; "" where it may.
         proof: that rank 0 knows the token, too.
-        meeting: see `engine.types.start.WorkerStart`; a directory of rank 0's machine.
+        meeting: see `engine.types.start.WorkerStart`; a directory of rank 0's machine, with the page in it.
     """
 
     refused: str = ""
@@ -104,18 +104,14 @@ def of_core(start: CoreStart) -> Star:
         *(worker.max_model_len, worker.max_num_seqs, worker.max_num_batched_tokens),
         worker.num_kv_pages is None and worker.kv_cache_memory is None,  # a largest step is made to find out
     )
-    meeting, made = worker.meeting, ""
-    if worker.dp_rank == 0 and not meeting:
-        meeting = made = tempfile.mkdtemp(prefix="engine-")
     return Star(
-        start.lockstep or f"ipc://{meeting}/lockstep",
+        start.lockstep or f"ipc://{worker.meeting}/lockstep",
         worker.dp_rank,
         worker.parallel.dp,
         same=brought("engine_identity", "compare weights")(worker)
         + msgspec.msgpack.encode(same, order="deterministic"),
         token=Path(start.lockstep_token).read_bytes().strip() if start.lockstep_token else b"",
-        meeting=meeting,
-        made=made,
+        meeting=worker.meeting,
         answer=start.step_timeout / 2,
     )
 
@@ -128,15 +124,15 @@ class Star:
         rank, size: this core's place.
         same: what has to be equal in all of them; one that differs is refused.
         token: of who may join over tcp; b"" asks for none.
-        meeting: of rank 0: the directory that it names to the others. made: it, where it ends with this object.
+        meeting: of rank 0: the directory that it names to the others; "": one that ends with this object.
         meet, answer: seconds to wait for the others when they start, and for each agreement.
 
     Attributes:
         meeting: as rank 0 named it.
-        messages: sent and received, by this core, since they met.
+        messages: bytes sent and received, by this core, since they met.
 
-    Raises ConfigError where the address is of no use, or another is not let in; EngineDeadError where it cannot be
-    bound, or somebody does not come.
+    Raises ConfigError where the address is of no use, another is not let in, or the system cannot do it;
+    EngineDeadError where the address cannot be bound, or somebody does not come.
     """
 
     def __init__(
@@ -148,7 +144,6 @@ class Star:
         same: bytes = b"",
         token: bytes = b"",
         meeting: str = "",
-        made: str = "",
         meet: float = MEET_SECONDS,
         answer: float = 300.0,
     ) -> None:
@@ -156,7 +151,7 @@ class Star:
         self.size = size
         self.meeting = meeting
         self.messages = 0
-        self._made = made
+        self._made = ""
         self._address = address
         self._same = hashlib.sha256(same).digest()
         self._token = token
@@ -167,12 +162,16 @@ class Star:
         self._sockets: dict[int, socket.socket] = {}  # of rank 0: the others', by rank; of these: rank 0's
         self._poll = select.poll()
         self._ranks: dict[int, int] = {}  # by file
-        self._frame = struct.Struct(f"<{size}i")
-        self._numbers = [0] * size
-        self._missing: set[int] = set()
+        self._page: Page | None = None
+        self._step = 0  # agreed on last
+        self._last: list[int] = []
+        self._agreed: Agreed | None = None
         deadline = time.monotonic() + meet
         try:
             if rank == 0:
+                if not meeting:
+                    self.meeting = self._made = tempfile.mkdtemp(prefix="engine-")
+                self._make_page(f"{self.meeting}/{PAGE}")
                 self._receive_all(deadline)
             else:
                 self._join(deadline)
@@ -184,6 +183,13 @@ class Star:
             self._ranks[connection.fileno()] = other
 
     # -- meeting -------------------------------------------------------------------------------------------------------
+    def _make_page(self, path: str) -> None:
+        try:
+            self._page = Page(path, 0, self.size, make=True)
+        except OSError as error:
+            asked = f"make {path}, for the other engine cores"
+            raise EngineDeadError(asked, str(error), "TMPDIR names a directory that can be written") from error
+
     def _receive_all(self, deadline: float) -> None:
         family, place = _parsed(self._address)
         refused = ""
@@ -238,6 +244,8 @@ class Star:
         there = self._sockets.get(hello.rank)
         if there is not None and _has_left(there):  # and was started again
             self._sockets.pop(hello.rank).close()
+            assert self._page is not None
+            self._page.forget(hello.rank)
         if not 0 < hello.rank < self.size or hello.rank in self._sockets:
             return f"a core of rank {hello.rank} is there, or cannot be"
         if hello.same != self._same:
@@ -272,14 +280,14 @@ class Star:
             raise ConfigError(asked, welcome.refused, "start all ranks with the same settings, versions and token")
         if not hmac.compare_digest(welcome.proof, _proof(self._token, b"head", own, nonce)):
             raise ConfigError(asked, "rank 0 has another token", "give all ranks the same token")
-        if welcome.meeting and not os.path.isdir(welcome.meeting):
-            found = f"rank 0 is on another machine: its directory {welcome.meeting} is not here"
-            remedy = "share experts among cores of one machine; without --enable-expert-parallel they may be anywhere"
-            raise ConfigError(asked, found, remedy)
         self.meeting = welcome.meeting
+        try:
+            self._page = Page(f"{self.meeting}/{PAGE}", self.rank, self.size)
+        except OSError as error:
+            found = f"rank 0 is on another machine, or has ended: its directory {self.meeting} is not here ({error})"
+            remedy = "share experts among cores of one machine; without --enable-expert-parallel they may be anywhere"
+            raise ConfigError(asked, found, remedy) from error
         _prepare(connection)
-        seconds, micro = divmod(int((self._answer + ANSWER_SECONDS) * 1e6), 1_000_000)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, micro))
 
     def _late(self, last: str) -> EngineDeadError:
         others = range(1, self.size) if self.rank == 0 else range(1)
@@ -295,126 +303,99 @@ class Star:
 
     @property
     def awake(self) -> bool:
-        return self._awake or self._lost is not None or bool(self._poll.poll(0))
+        if self._awake or self.gone() is not None:
+            return True
+        assert self._page is not None
+        return self._page.begun(self._step + 1)  # whoever begins calls, which may have been heard before
 
     def agree(self, tokens: int, decodes: bool) -> Agreed | None:
-        numbers: Sequence[int] | None = None
-        if self._lost is None:
-            number = 2 * tokens + (not decodes)
-            numbers = self._gather(number) if self.rank == 0 else self._ask(number)
+        numbers = None if self._lost is not None else self._exchange(2 * tokens + (not decodes))
         if numbers is None:
             self._leave()
             return None
         self._awake = any(numbers)
         if not self._awake:
             return None
-        told = np.array(numbers, np.int32)
-        return Agreed(np.maximum(told >> 1, 1), not (told & 1).any())
+        if numbers != self._last:  # mostly each decodes what it did before
+            told = np.array(numbers, np.int32)
+            self._agreed = Agreed(np.maximum(told >> 1, 1), not (told & 1).any())
+            self._last = numbers
+        return self._agreed
 
-    def _gather(self, number: int) -> Sequence[int] | None:
-        """Rank 0's part: everybody's numbers, which it tells them; None where one has left."""
-        numbers, missing = self._numbers, self._missing
-        numbers[0] = number
-        missing.update(self._sockets)
-        for rank in tuple(missing):
-            self._take(rank)
-        if not self._awake and self._lost is None:
-            frame = self._frame.pack(_WAKE, *[0] * (self.size - 1))
-            for rank in missing:
-                self._tell(rank, frame)
-        deadline = time.monotonic() + self._answer
-        while missing and self._lost is None:
-            ready = self._poll.poll(1000 * max(0.0, deadline - time.monotonic()))
-            if not ready:
-                self._lose(min(missing), f"has not said for {self._answer:g} s what it computes next")
-            for file, _ in ready:
-                self._take(self._ranks[file])
-        if self._lost is None:
-            frame = self._frame.pack(*numbers)
-            for rank in self._sockets:
-                self._tell(rank, frame)
-        return numbers if self._lost is None else None
+    def _exchange(self, number: int) -> list[int] | None:
+        """Everybody's number, by rank; None where one has left."""
+        page, step = self._page, self._step + 1
+        assert page is not None
+        page.tell(step, number)
+        if not self._awake:
+            self._call(step)
+        until = time.monotonic() + self._answer
+        while (numbers := page.wait(step)) is None:
+            if self.gone() is not None:
+                return None
+            if time.monotonic() > until and (late := page.late(step)):
+                self._lose(late[0], f"has not said for {self._answer:g} s what it computes next")
+                return None
+        self._step = step
+        return numbers
 
-    def _take(self, rank: int) -> None:
-        """A core's number, if it is there; of one whose number is known nothing can come but its end."""
+    def _call(self, step: int) -> None:
+        """Wake those that sleep: rank 0 does, if it is awake itself."""
+        assert self._page is not None
+        late = self._page.late(step)
+        for rank, connection in self._sockets.items():
+            if rank in late:
+                self._tell(rank, connection)
+
+    def _tell(self, rank: int, connection: socket.socket) -> None:
         try:
-            data = self._sockets[rank].recv(_NUMBER.size, socket.MSG_DONTWAIT)
-            while 0 < len(data) < _NUMBER.size:
-                data += _read(self._sockets[rank], _NUMBER.size - len(data))
-        except BlockingIOError:
-            return
-        except (OSError, EOFError) as error:
-            return self._lose(rank, f"cannot be reached: {error}")
-        if not data or rank not in self._missing:
-            return self._lose(rank, "has left" if not data else "has told two numbers for one step")
-        self.messages += 1
-        (self._numbers[rank],) = _NUMBER.unpack(data)
-        self._missing.discard(rank)
-
-    def _tell(self, rank: int, frame: bytes) -> None:
-        try:
-            self._sockets[rank].sendall(frame)
+            connection.send(_CALL, socket.MSG_DONTWAIT)
             self.messages += 1
-        except OSError as error:
-            self._lose(rank, f"cannot be reached: {error}")
+        except BlockingIOError:  # it has many calls to read
+            pass
+        except OSError:
+            self._lose(rank, "has left")
 
-    def _ask(self, number: int) -> Sequence[int] | None:
-        """The others' part: tell rank 0, and hear of all; None where one has left."""
-        connection = self._sockets[0]
-        try:
-            connection.sendall(_NUMBER.pack(number))
-            self.messages += 1
-            while True:
-                numbers: tuple[int, ...] = self._frame.unpack(_read(connection, self._frame.size))
-                self.messages += 1
-                if numbers[0] != _WAKE:
-                    break
-        except BlockingIOError:
-            self._lose(0, f"has not said for {self._answer:g} s what the others compute next")
-            return None
-        except (OSError, EOFError):
-            self._lose(0, "has left")
-            return None
-        if numbers[0] == _LEFT:
-            self._lose(numbers[1], "has left")
-        return numbers if self._lost is None else None
+    def _hear(self) -> None:
+        """Take in what the others have sent: calls, of which the page tells more, and their end."""
+        for file, _ in self._poll.poll(0):
+            rank = self._ranks[file]
+            try:
+                data = self._sockets[rank].recv(MOST_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:
+                data = b""
+            self.messages += len(data)
+            if not data:
+                self._lose(rank, "has left")
 
     # -- leaving -------------------------------------------------------------------------------------------------------
     def gone(self) -> EngineDeadError | None:
         """Why this lockstep has ended, as far as it is known; looks, and does not wait."""
-        if self._lost is None:
-            for file, _ in self._poll.poll(0):
-                connection, rank = self._sockets[self._ranks[file]], self._ranks[file]
-                if _has_left(connection):
-                    self._lose(rank, "has left")
-                elif rank == 0 and (named := self._named(connection)) is not None:
-                    self._lose(named, "has left")
+        if self._lost is None and self._page is not None:
+            self._hear()
+            if (left := self._page.left) is not None:
+                self._lose(left, "has left" if left != self.rank else "was silent for too long, as the others found")
         return self._lost
 
-    def _named(self, connection: socket.socket) -> int | None:
-        """Who has left, where rank 0 has said so and nobody has read it; a call to wake may lie before."""
-        with contextlib.suppress(OSError):
-            data = connection.recv(2 * self._frame.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            for numbers in self._frame.iter_unpack(data[: len(data) // self._frame.size * self._frame.size]):
-                if numbers[0] == _LEFT:
-                    return int(numbers[1])
-        return None
-
     def _lose(self, rank: int, how: str) -> None:
+        """The first time: one has left, or is taken for lost. The page says so to the others."""
+        assert self._page is not None
         if self._lost is not None:
             return
+        if self._page.left not in (None, rank):  # who is heard of last followed the first
+            rank, how = self._page.left, "has left"
         self._lost = EngineDeadError(
             f"compute in step with data-parallel rank {rank} of {self.size}",
             f"it {how}",
             "its log says why; the cores share their experts, so none goes on without it: start all of them again",
         )
         self._lost_at = time.monotonic()
-        if self.rank == 0:
-            frame = self._frame.pack(_LEFT, rank, *[0] * (self.size - 2))
-            for other, connection in self._sockets.items():
-                if other != rank:
-                    with contextlib.suppress(OSError):
-                        connection.sendall(frame)
+        self._page.leave(rank)
+        for other, connection in self._sockets.items():
+            if other != rank:
+                self._tell(other, connection)
 
     def _leave(self) -> None:
         """Nothing is computed any more. Raises why, but for a moment in which this core may be told to stop, too."""
@@ -424,8 +405,12 @@ class Star:
         time.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
+        if self._page is not None:
+            self._page.leave(self.rank)
+            self._page.close()
         for connection in self._sockets.values():
             connection.close()
+        self._poll = select.poll()
         self._ranks.clear()
         if self._made:
             shutil.rmtree(self._made, ignore_errors=True)

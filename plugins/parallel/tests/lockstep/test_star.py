@@ -125,7 +125,11 @@ def test_a_head_that_knows_no_token_is_left(tmp_path: Path) -> None:
 
 def test_one_of_another_machine_cannot_share_experts(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/a"
-    head = start(address, 0, 2, meeting=str(tmp_path / "not-here"))
+    (tmp_path / "m").mkdir()
+    head = start(address, 0, 2, meeting=str(tmp_path / "m"))
+    while not (tmp_path / "a").exists():
+        assert not head.done()
+    (tmp_path / "m").rename(tmp_path / "not-here")
     with pytest.raises(ConfigError, match="another machine"):
         start(address, 1, 2).result(20)
     assert head.result(20).gone() is not None

@@ -107,6 +107,11 @@ class ExpertWeights(Module):
         over those who have the others."""
         return self._compute(x, self._packed, ids, weights, self._act)
 
+    @property
+    def loaded(self) -> bool:
+        """Every projection of every expert is there. Of a layer of another pipeline stage none comes."""
+        return not self._left
+
     def tensors_at(self, place: int) -> list[torch.Tensor] | None:
         """The memory of one expert's weights, which holds another's when that is written over it; None where whoever
         packed them does not tell (`engine_kit.routing.TellsTensors`)."""

@@ -45,6 +45,7 @@ class DealtBody:
 
     def parts(self) -> Sequence[StepPart]:
         """What has to be done beside steps. Asked once, when all layers are loaded."""
+        self.layers = [layer for layer in self.layers if layer.weights.loaded]
         if not self.layers or self.layers[0].ep is None:
             return ()
         if self.options.rebalance_every or self.layers[0].cores is not None:

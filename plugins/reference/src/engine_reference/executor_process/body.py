@@ -248,7 +248,7 @@ class Process:
 
     def _wait_ready(self, ranks: Ranks) -> list[WorkerReady]:
         ready: dict[int, WorkerReady] = {}
-        waited = 0.0
+        waited, stood = 0.0, 0.0
         while len(ready) < ranks.size:
             news = ranks.receive(WAIT_SECONDS)
             if isinstance(news, RankMeets):
@@ -260,6 +260,10 @@ class Process:
             elif news is None:
                 self._look_for_the_dead(ranks)
                 waited += WAIT_SECONDS
+                stood = stood + WAIT_SECONDS if (stopped := ranks.stopped()) else 0.0
+                if stood >= self._step_timeout:
+                    who = ", ".join(map(ranks.describe, stopped))
+                    raise self._die(f"start {ranks.size} ranks", f"no answer for {stood:g} s from {who}")
                 if waited >= self._options.start_timeout:
                     late = ", ".join(ranks.describe(rank) for rank in range(ranks.size) if rank not in ready)
                     raise self._die(

@@ -96,6 +96,10 @@ class Ranks:
         """The ranks whose process has ended, or that are not reached any more."""
         return [rank for rank, child in enumerate(self._children) if not child.alive or child.cut]
 
+    def stopped(self) -> list[int]:
+        """The ranks that the system has stopped."""
+        return [rank for rank, child in enumerate(self._children) if child.stopped]
+
     def describe(self, rank: int) -> str:
         """A rank with its process and the state of that, for people."""
         return f"rank {rank} of {self.size} ({self._children[rank].describe()})"
