@@ -17,9 +17,9 @@ import numpy as np
 from jax import lax
 
 _KEYS_AT_ONCE = 1 << 22
-"""Elements of keys, of all blocks, that one turn of the loop gathers at most."""
+"""Elements of keys, of all blocks, that one turn of the loop gathers at most, unless these are `_LEAST_KEYS` tokens."""
 _MOST_KEYS, _LEAST_KEYS = 512, 64
-"""Tokens of one turn."""
+"""Tokens of each row, of one turn."""
 
 
 class Blocks(NamedTuple):
