@@ -4,7 +4,9 @@ One process of one thread against two, each of one thread: as two pipeline stage
 or each sequence, by communicator `shm`, and as two engine cores with the whole model, which serve twice the requests.
 All engines stand side by side and serve in turns (A B C A B C); idle ranks wait on a socket. Prints the median of
 tokens per second of each, and the ratios; the bars are 1.7, 1.6, and 1.9 for cores. Ranks that share sequences divide
-attention alone, so there is none: they gain where contexts are long.
+attention alone, so there is none: they gain where contexts are long. And so of the processor time that all processes
+take for a token, which is what dividing costs: others who compute on the machine hardly change that. Waiting is not in
+it.
 Beside cores stand two engines that know nothing of each other, in turns with the rest: what the machine has for two,
 which share its memory and its cache. Copies of a whole model cannot have more.
 Stages overlap on different steps, and each step reads all weights of a stage: where reading them takes the time, as in
@@ -27,6 +29,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import psutil
 
 from engine import LLM, SamplingParams
 from engine_reference.checkpoint_dummy.sizes import config_of
@@ -62,6 +65,13 @@ def tokens_per_second(engines: Sequence[LLM], options: argparse.Namespace, seed:
         began = time.perf_counter()
         tokens = sum(threads.map(share, range(len(engines))))
         return tokens / (time.perf_counter() - began)
+
+
+def processor_seconds() -> float:
+    """Of this process and all that it has started, since each began."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
 
 
 def main() -> None:
@@ -106,6 +116,7 @@ def main() -> None:
         names["experts"] = "2 ranks, whole experts"
     kinds = {kind: settings for kind, settings in kinds.items() if kind in ("one", *(options.kinds or kinds))}
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
         engines = {kind: [stack.enter_context(LLM(**common, **settings))] for kind, settings in kinds.items()}
         if "apart" in engines:
@@ -113,10 +124,14 @@ def main() -> None:
         for turn in range(options.rounds + 1):
             for kind, several in engines.items():
                 cores = kinds[kind].get("data_parallel_size", len(several))
+                before = processor_seconds()
                 figure = tokens_per_second(several, options, turn, cores)
                 if turn:  # the first warms up
                     found[kind].append(figure)
+                    tokens = cores * options.requests * options.output_len
+                    spent[kind].append((processor_seconds() - before) / tokens)
     medians = {kind: statistics.median(figures) for kind, figures in found.items()}
+    costs = {kind: statistics.median(figures) for kind, figures in spent.items()}
     print(
         f"{options.model}, {options.requests} requests of {options.input_len} + {options.output_len} tokens, one thread"
     )
@@ -125,8 +140,10 @@ def main() -> None:
         beside = beside if beside in medians else "one"
         ratio = f"  {medians[kind] / medians[beside]:.2f} times {names[beside]}" if kind != "one" else ""
         ratio += f" (bar {bar})" if bar and beside == BARS[kind][0] else ""
-        print(f"{names[kind]:22}  {medians[kind]:8.1f} tokens/s{ratio}")
-    print(json.dumps({f"{kind}_tokens_per_s": round(value, 2) for kind, value in medians.items()}))
+        cost = f", {costs[kind] / costs['one']:.3f} times its processor time" if kind != "one" else ""
+        print(f"{names[kind]:22}  {medians[kind]:8.1f} tokens/s{ratio}{cost}")
+    figures = {f"{kind}_tokens_per_s": round(value, 2) for kind, value in medians.items()}
+    print(json.dumps(figures | {f"{kind}_cpu_s_per_token": round(value, 4) for kind, value in costs.items()}))
 
 
 if __name__ == "__main__":

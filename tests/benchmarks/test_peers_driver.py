@@ -53,7 +53,7 @@ def process(peer: Peer, folder: Path) -> PeerProcess:
 def bench(folder: Path, lines: list[str], **changes: int) -> Bench:
     """One that probes nothing."""
     values = {"pairs": 3, "starts": 2, "threads": 1} | changes
-    return Bench(clock="wall", cache=folder, probe=lambda: MACHINE, say=lines.append, **values)
+    return Bench(clock="wall", cache=folder, probe=lambda: MACHINE, say=lines.append, level="", **values)
 
 
 def empty(**changes: object) -> Results:
@@ -139,6 +139,8 @@ def test_a_paused_worker_ends_with_a_driver_that_is_killed(tmp_path: Path) -> No
 def test_workers_get_their_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
     peer = registry.PEERS["vllm"]
+    narrow = worker_environment(peer, tmp_path, Settings("c", "d", "bf16", 4, 2048, 64, 2**30, "avx2"))
+    assert narrow["ONEDNN_MAX_CPU_ISA"] == "AVX2" and narrow["ATEN_CPU_CAPABILITY"] == "avx2"
     found = worker_environment(peer, tmp_path, Settings("c", "d", "bf16", 4, 2048, 64, 3 * 2**30 + 1))
     assert found["PYTHONPATH"] == str(Path(__file__).parents[2])
     assert found["OMP_NUM_THREADS"] == "4"
@@ -209,7 +211,7 @@ def test_what_cannot_be_installed_says_why(fake: Fake, tmp_path: Path) -> None:
 def test_a_peer_that_cannot_be_installed_is_no_error_of_the_whole(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def install(peer: Peer, cache: Path, jobs: int) -> Path:
+    def install(peer: Peer, cache: Path, jobs: int, level: str) -> Path:
         if peer.name == "missing":
             raise InstallError("there is no wheel", cache / "log")
         return PYTHON

@@ -1,9 +1,9 @@
 """The linear layer beside oneDNN's: `python plugins/cpu/benchmarks/linear.py`.
 
 Weights of more than the caches hold are gone through in turn by all three: this package's, oneDNN with weights that it
-packed (bfloat16), and torch's own call. Printed are gigabytes of weights and billions of operations a second, medians
-of five turns, and the medians of the turns' ratios. Processor time counts with one thread, so that other work on the
-machine does not; with several, time on the clock.
+packed (bfloat16, where there is AVX-512), and torch's own. Printed are gigabytes of weights and billions of operations
+a second, medians of five turns, and the medians of the turns' ratios. Processor time counts with one thread, so that
+other work on the machine does not; with several, time on the clock.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TURNS = 5
 
 
 def contestants(weight: torch.Tensor, linear: PackedLinear) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """A layer three times (twice in float32)."""
+    """A layer three times (twice in float32, and where oneDNN has nothing for bfloat16)."""
     packed = linear.pack(str(weight.dtype).removeprefix("torch."), weight, None)
     layers = [lambda x: linear.linear(x, packed), lambda x: F.linear(x, weight)]
-    if weight.dtype == torch.bfloat16:
+    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         theirs = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         layers.append(lambda x: torch.ops.mkldnn._linear_pointwise(x, theirs, None, "none", [], ""))
     return layers

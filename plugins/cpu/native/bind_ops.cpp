@@ -83,7 +83,6 @@ void sum(const std::string& level, int dtype, std::uintptr_t out, const std::vec
 void bind_ops(nb::module_& m) {
     m.def("levels", &levels);
     m.def("sum", &sum, "level"_a, "dtype"_a, "out"_a, "sources"_a, "count"_a);
-    m.def("use_huge_pages", &use_huge_pages, "address"_a, "bytes"_a, unlocked());
     m.def("keep_freed_memory", &keep_freed_memory);
     nb::class_<Ops>(m, "Ops")
         .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,9 +80,9 @@ def test_a_row_does_not_depend_on_the_others(ops: Any, dtype: torch.dtype) -> No
     for rows in range(1, 16):
         assert torch.equal(ops.linear(x[:rows], packed), whole[:rows])
         assert torch.equal(ops.linear(x[rows:], packed), whole[rows:])
-    packed, x = ops.pack_linear(random(33, 4096, dtype=dtype), None), random(100, 4096, dtype=dtype, seed=1)
+    packed, x = ops.pack_linear(random(33, 4095, dtype=dtype), None), random(200, 4095, dtype=dtype, seed=1)
     whole = ops.linear(x, packed)
-    for row in (0, 11, 12, 47, 48, 99):
+    for row in (0, 11, 12, 47, 48, 99, 191, 192, 199):
         assert torch.equal(ops.linear(x[row : row + 1], packed), whole[row : row + 1])
 
 
@@ -184,12 +185,39 @@ def test_linear_of_any_shape(dtype: torch.dtype, rows: int, outputs: int, inputs
         assert (scratch[-64:] == 77).all()
 
 
-def test_huge_pages_keep_what_is_there() -> None:
-    native = pytest.importorskip("engine_cpu._native", reason="engine_cpu's native module is not built")
-    x = torch.arange(3 << 20)
-    native.use_huge_pages(x.data_ptr(), x.nbytes)  # whether the system does is its own affair
-    assert torch.equal(x, torch.arange(3 << 20))
-    assert native.use_huge_pages(x.data_ptr(), 4096) is False
+def test_weights_lie_side_by_side_on_huge_pages() -> None:
+    """So far as the system has them; each piece is its own, and a block goes with the last of its pieces."""
+    packed = pytest.importorskip("engine_cpu.packed", reason="engine_cpu's native module is not built")
+    memory = packed.Memory()
+    sizes = (300 << 10, 3 << 20, 100 << 20, 1000, (300 << 10) + 1, 40 << 20, 40 << 20)
+    pieces = [memory.take(size) for size in sizes]
+    for number, piece in enumerate(pieces):
+        piece[:: 1 << 10] = number
+        piece[-1] = number
+    assert [len(piece) for piece in pieces] == list(sizes)
+    assert all((piece[:: 1 << 10] == number).all() and piece[-1] == number for number, piece in enumerate(pieces))
+    block = pieces[0].untyped_storage().data_ptr()
+    shared = [number for number, piece in enumerate(pieces) if piece.untyped_storage().data_ptr() == block]
+    assert shared == [0, 1, 4, 5]
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        return
+    assert all("hg" in flags_at(piece.data_ptr()) for piece in pieces if len(piece) > 1000)
+    address = pieces[2].data_ptr()
+    del pieces, piece
+    assert "hg" not in flags_at(address)
+
+
+def flags_at(address: int) -> list[str]:
+    """What the system says of the memory there (proc(5), VmFlags); nothing where there is none."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if first.count("-") == 1 and not first.endswith(":"):
+            begin, end = (int(number, 16) for number in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "VmFlags:":
+            return rest.split()
+    return []
 
 
 def test_freed_memory_is_kept_for_the_next_step() -> None:

@@ -130,6 +130,16 @@ def test_an_embedding_stays_as_it_is_stored(tmp_path: Path) -> None:
             assert tokens(two) == expected
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "GemmaForCausalLM"])
+def test_a_model_that_builds_its_own_embedding(architecture: str, tmp_path: Path) -> None:
+    """transformers' own modules get the plain matrix, at both ends."""
+    pytest.importorskip("engine_transformers", reason="engine-transformers is not installed")
+    model = tiny_model(architecture, tie_word_embeddings=True)
+    path = write(tmp_path / "model.gguf", model, "Q6_K", vocabulary=byte_vocabulary())
+    found = answers(path, dtype="float32", quantization="gguf", model_impl="transformers")
+    assert tokens(found) == greedy(model, PROMPTS, 12)
+
+
 def test_parts_and_ranks(tmp_path: Path) -> None:
     """A model in several files, over two ranks."""
     model = tiny_model(

@@ -205,8 +205,16 @@ def test_kernel_is_compiled(queries: int, dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "devices"), [("QWEN3", 1), ("LLAMA", 4)])
-def test_steps_are_compiled(model: str, devices: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "devices", "form"),
+    [
+        ("QWEN3", 1, {}),
+        ("LLAMA", 4, {"head_dim": 64, "num_key_value_heads": 4}),
+        ("QWEN3", 4, {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "moe_intermediate_size": 256}),
+    ],
+    ids=["dense", "heads of 64 on a mesh", "experts on a mesh"],
+)
+def test_steps_are_compiled(model: str, devices: int, form: dict[str, Any]) -> None:
     """A decode step, one with a prompt, and their draws, by the TPU's own compiler, on one chip and on a mesh: it
     refuses no form, and the cache is written in place."""
     pytest.importorskip("libtpu", reason="libtpu is not installed")
@@ -214,13 +222,16 @@ def test_steps_are_compiled(model: str, devices: int) -> None:
 
     few = {"num_hidden_layers": 2, "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
     made = compiled_steps.devices_of("v5e:2x2")[:devices]
-    steps = compiled_steps.steps_of({**getattr(compiled_steps, model), **few}, made, 8, 1024, compiled_steps.BFLOAT16)
-    pages = 500
+    config = {**getattr(compiled_steps, model), **few, **form}
+    kernel = config["head_dim"] % attention_pallas.LANES == 0
+    steps = compiled_steps.steps_of(config, made, 8, 1024, compiled_steps.BFLOAT16, kernel)
+    pages = 2000
     for bucket in (Bucket(8, 8, 8, True), Bucket(8, 64, 8, False)):
         told = compiled_steps.compiled(steps, bucket, pages)
         cache = pages * steps.page_bytes / devices
         assert told.in_place >= cache and told.besides < cache / 4
         assert told.operations > 0 and told.kept > told.in_place
+    assert compiled_steps.compiled_draws(steps, 8) > 0
 
 
 @pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from broken_encoder_decoders import ENCODER_DECODERS
 from broken_encoders import ENCODERS
@@ -16,12 +17,19 @@ from engine_gpt2.card import GPT2Card
 from engine_mixtral.card import MixtralCard
 from mutant_suites import suites_of
 
+from engine.interfaces.executor import Worker
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import LMHead
 from engine.types.errors import CheckpointError
 from engine.types.parallel import Stage
+from engine.types.start import CoreStart, WorkerStart
 from engine_reference.models.llama import LlamaModel
-from engine_sdk.conformance import EncoderDecoderConformance, EncoderModelConformance, ModelConformance
+from engine_sdk.conformance import (
+    EncoderDecoderConformance,
+    EncoderModelConformance,
+    ModelConformance,
+    ServedModelConformance,
+)
 
 
 class Instead:
@@ -519,6 +527,32 @@ class EncoderDecoders(EncoderDecoderConformance):
     }  # fmt: skip
 
 
+class InAWorker(ServedModelConformance):
+    """In the core's own worker, whose model's body is the mutant's."""
+
+    config: ClassVar[dict[str, Any]] = {"attention_bias": True, "mlp_bias": True}
+    platform = "host"
+
+    @classmethod
+    def worker_class(cls, start: CoreStart) -> Any:
+        def made(message: WorkerStart) -> Worker:
+            body = f"{cls.body().__module__}:{cls.body().__qualname__}"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(cls.described(), "body", body)
+                worker = super(InAWorker, cls).worker_class(start)(message)
+                ready = worker.start()
+            worker.start = lambda: ready  # type: ignore[method-assign]
+            return worker
+
+        return made
+
+
+def _served(mutant: type) -> type:
+    """The same body, in a worker."""
+    words = {"__doc__": f"in a worker: {mutant.__doc__}", "__module__": __name__}
+    return type(f"Served{mutant.__name__}", (mutant,), words)
+
+
 PLAIN = [
     SeesOneMore, MixesWithTheStep, RotatesNeighbours, CountsForItself, NoPositions, ShortTable, ForgetsResidual,
     WrongEps, SwapsGateAndUp, HeadsInTurn, ValuesBackwards, NoRoot, RepeatsHeads, SecondLayerForBoth,
@@ -531,7 +565,15 @@ WHOLE = [ComputesItself, *CARDS]
 BIASES = [DropsBias, MakesUpBias, AddsBiasEverywhere]
 TIED = [Unties, CountsTiedTwice]
 STRANGERS = [*GPT2S, *GPT2_CARDS, *MIXTRALS, *MIXTRAL_CARDS]
-MUTANTS = [*PLAIN, *WHOLE, *BIASES, *TIED, *STRANGERS, *ENCODERS, *ENCODER_DECODERS]
+SERVED = [
+    _served(mutant)
+    for mutant in (
+        SeesOneMore, MixesWithTheStep, CountsForItself, NoPositions, ShortTable, WrongEps, HeadsInTurn, NormsTheBatch,
+        KeepsState, TiesAlways, DropsBias, MakesUpBias, IgnoresUnexpected, CutsToSize, TransposesSquares, Untyped,
+        RoundsOnce,
+    )
+]  # fmt: skip
+MUTANTS = [*PLAIN, *WHOLE, *BIASES, *TIED, *STRANGERS, *ENCODERS, *ENCODER_DECODERS, *SERVED]
 
 globals().update(suites_of(Plain, Sound, PLAIN))
 globals().update(suites_of(Whole, Sound, WHOLE))
@@ -541,3 +583,11 @@ globals().update(suites_of(StrangersGPT2, GPT2Card, [*GPT2S, *GPT2_CARDS]))
 globals().update(suites_of(StrangersMixtral, MixtralCard, [*MIXTRALS, *MIXTRAL_CARDS]))
 globals().update(suites_of(Encoders, "BertForSequenceClassification", ENCODERS))
 globals().update(suites_of(EncoderDecoders, "BartForConditionalGeneration", ENCODER_DECODERS))
+globals().update({mutant.__name__: mutant for mutant in SERVED})  # a worker finds them by name
+globals().update(suites_of(InAWorker, "engine-reference:LlamaForCausalLM", SERVED))
+
+
+class TestUnbrokenInAWorker(InAWorker):
+    """What the last mutants are made of passes."""
+
+    driver = "engine-reference:LlamaForCausalLM"

@@ -18,6 +18,7 @@ from tests.benchmarks.peers.compare import Bench, Engine, compare
 from tests.benchmarks.peers.dimensions import MODELS
 from tests.benchmarks.peers.environment import InstallError, default_cache, interpreter
 from tests.benchmarks.peers.page import page
+from tests.benchmarks.peers.peer import LEVELS
 from tests.benchmarks.peers.registry import OURS, PEERS
 from tests.benchmarks.peers.results import LeftOut, Results, Task
 
@@ -42,6 +43,10 @@ def parser() -> argparse.ArgumentParser:
         default="wall",
         help="cpu: processor time, with --threads 1, for a machine that others work on (default: wall)",
     )
+    flags.add_argument(
+        "--level", choices=[name for name in LEVELS if name], default="",
+        help="keep every engine to these processor features (default: all that there are)",
+    )  # fmt: skip
     flags.add_argument("--cache", type=Path, default=default_cache(), help="environments, checkpoints, logs")
     flags.add_argument("--jobs", type=int, default=2, help="compilers at once while a peer is built (default: 2)")
     flags.add_argument("--install-only", action="store_true", help="make the environments and checkpoints, and stop")
@@ -84,6 +89,7 @@ def command_of(asked: argparse.Namespace) -> str:
     words = ["python", "-m", "tests.benchmarks.peers", "--peer", asked.peer, "--model", asked.model]
     words += ["--work", asked.work, "--pairs", str(asked.pairs), "--starts", str(asked.starts)]
     words += ["--threads", str(asked.threads), "--clock", "cpu"] if asked.clock == "cpu" else []
+    words += ["--level", asked.level] if asked.level else []
     return shlex.join(words)
 
 
@@ -104,7 +110,7 @@ def measure(asked: argparse.Namespace) -> Results:
         commands=[command_of(asked)],
         date=datetime.date.today().isoformat(),
         threads=asked.threads,
-        features=processor_features(),
+        features=[asked.level] if asked.level else processor_features(),
         pairs=asked.pairs,
     )
     bench = Bench(
@@ -115,6 +121,7 @@ def measure(asked: argparse.Namespace) -> Results:
         starts=asked.starts,
         probe=partial(probe, "bfloat16"),
         say=say,
+        level=asked.level,
     )
     target = asked.json or cache / "results" / f"{datetime.datetime.now():%Y-%m-%dT%H-%M-%S}.json"
     say(f"results go to {target}")
@@ -123,10 +130,10 @@ def measure(asked: argparse.Namespace) -> Results:
         for model in models
         for drafts in {task.weights == "draft" for task in tasks}
     }
-    ours = Engine(OURS, interpreter(OURS, cache, asked.jobs))
+    ours = Engine(OURS, interpreter(OURS, cache, asked.jobs, asked.level))
     for peer in peers:
         try:
-            theirs = Engine(peer, interpreter(peer, cache, asked.jobs))
+            theirs = Engine(peer, interpreter(peer, cache, asked.jobs, asked.level))
         except InstallError as error:
             say(f"{peer.name}: {error} (all of it: {error.log})")
             results.left_out.append(LeftOut(peer.name, str(error)))

@@ -39,6 +39,7 @@ class Bench:
         clock: by which calls are timed: "wall"; "cpu" for engines of one thread on a machine that others work on.
         pairs: measurements of each task and engine.
         starts: of each engine; the last one does the work.
+        level: of processor features, see `LEVELS`.
         probe: of the machine.
         say: a line of progress.
     """
@@ -50,6 +51,7 @@ class Bench:
     starts: int
     probe: Callable[[], Machine]
     say: Callable[[str], None]
+    level: str = ""
 
     def settings(self, engine: Engine, dimensions: Dimensions, checkpoint: Path, weights: str) -> Settings:
         """How an engine is to be started."""
@@ -62,6 +64,7 @@ class Bench:
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=MAX_NUM_SEQS,
             kv_bytes=dimensions.kv_bytes(KV_TOKENS),
+            level=self.level,
         )
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from tests.benchmarks.peers.peer import Peer
+from tests.benchmarks.peers.peer import LEVELS, Peer
 
 INSTALL_SECONDS = 3600
 _LAST_LINES = 2
@@ -30,17 +30,19 @@ def default_cache() -> Path:
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "engine-peers"
 
 
-def interpreter(peer: Peer, cache: Path, jobs: int) -> Path:
+def interpreter(peer: Peer, cache: Path, jobs: int, level: str = "") -> Path:
     """The Python that has this engine. Where it is not installed, or another version is, its environment is made anew.
 
     Args:
         jobs: compilers at once, for what is built from source.
+        level: see `LEVELS`; what is built from source has an environment for each.
 
     Raises InstallError with pip's last lines.
     """
     if peer.steps is None:
         return Path(sys.executable)
-    folder = cache / "environments" / peer.name
+    built = any("--no-binary" in step for step in peer.steps)
+    folder = cache / "environments" / (f"{peer.name}-{level}" if built and level else peer.name)
     python, done = folder / "bin" / "python", folder / "installed.json"
     wanted = {"steps": [list(step) for step in peer.steps], "environment": dict(peer.install_environment)}
     if python.exists() and done.exists() and json.loads(done.read_text()) == wanted:
@@ -50,6 +52,7 @@ def interpreter(peer: Peer, cache: Path, jobs: int) -> Path:
     log = cache / "logs" / f"install-{peer.name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {name: text.format(jobs=jobs) for name, text in peer.install_environment.items()}
+    environment |= LEVELS[level] if built else {}
     commands = [[sys.executable, "-m", "venv", str(folder)]]
     commands += [[str(python), "-m", "pip", "--disable-pip-version-check", *step] for step in peer.steps]
     with log.open("w") as out:

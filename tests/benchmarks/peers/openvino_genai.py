@@ -77,7 +77,9 @@ class OpenVinoGenai:
         scheduling.max_num_seqs = settings.max_num_seqs
         scheduling.max_num_batched_tokens = 2048
         scheduling.enable_prefix_caching = True
-        properties = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": settings.threads}
+        # Kept to AVX2 it has nothing for bf16, and computes in float32; without being told so it fails then.
+        precision = "f32" if settings.level == "avx2" else "bf16"
+        properties = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": settings.threads}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(settings.converted, scheduling, "CPU", properties)
         return ("openvino", "openvino-genai", "optimum-intel", "nncf")
 

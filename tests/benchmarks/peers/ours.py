@@ -31,6 +31,9 @@ class Ours:
         from engine import LLM
 
         further: dict[str, Any] = {"quantization": settings.weights} if settings.weights.startswith("int") else {}
+        levels = {"ops.level": settings.level, "attention.level": settings.level}
+        if further or settings.weights in GGUF:
+            levels["quantization.level"] = settings.level
         if settings.weights == "draft":
             further = {"drafter": "draft_model", "drafter.model": str(settings.draft_folder)}
             further |= {"drafter.num_tokens": DRAFTS, "drafter.adaptive": False}
@@ -49,6 +52,7 @@ class Ours:
             max_num_seqs=settings.max_num_seqs,
             kv_cache_memory=settings.kv_bytes,
             **further,
+            **(levels if settings.level else {}),
         )
         return ("engine", "engine-cpu", "torch")
 

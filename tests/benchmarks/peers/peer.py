@@ -5,6 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+LEVELS: Mapping[str, Mapping[str, str]] = {
+    "": {},
+    "avx2": {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "CMAKE_ARGS": "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON "
+        "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_CURL=OFF",
+        "PIP_NO_CACHE_DIR": "1",
+    },
+}
+"""Variables for the installation and the worker that keep an engine to a level of processor features: those of oneDNN
+(OpenVINO's, too) and torch, and llama.cpp's choice when it is compiled, which a cached wheel would pass over. Ours has
+an option."""
+
 
 @dataclass(frozen=True)
 class Peer:

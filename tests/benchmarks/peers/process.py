@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 
-from tests.benchmarks.peers.peer import Peer
+from tests.benchmarks.peers.peer import LEVELS, Peer
 from tests.benchmarks.peers.protocol import Settings
 from tests.benchmarks.peers.workloads import Call
 
@@ -207,6 +207,7 @@ def forget_compiled(peer: Peer, cache: Path) -> None:
 def worker_environment(peer: Peer, cache: Path, settings: Settings) -> dict[str, str]:
     """The driver's own, but for what would let a worker find other packages than its own."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environment |= LEVELS[settings.level]
     environment |= {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(settings.threads),

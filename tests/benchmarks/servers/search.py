@@ -21,8 +21,9 @@ LOWEST, HIGHEST = -48, 80
 """Places of the grid: a conversation in 64 s, and a thousand a second."""
 FIRST_STEP, NEXT_STEP = 8, 2
 """How far the search goes for the limit's other side: in a first round, and from the limit of the round before. Each
-further step is twice as far."""
-TIMEOUT = 60.0
+further step is twice as far, up to a rate that is twice or half as high: a server that is far behind takes long."""
+TIMEOUT = 20.0
+"""Seconds for a request: at a rate that is far too high the queue would grow for as long as conversations begin."""
 
 
 def measure(url: str, load: Load, place: int, seed: int) -> Point:
@@ -94,8 +95,8 @@ def faults_of(report: Report) -> list[str]:
 def search(at: Callable[[int], Point], start: int, step: int) -> tuple[int | None, list[Point]]:
     """The highest place that keeps the objective, and all that was measured.
 
-    Goes from `start` in steps that double until the objective is kept on one side and not on the other, then halves
-    what lies between. Taken is that whoever keeps it at a rate keeps it at lower ones.
+    Goes from `start` in steps that grow until the objective is kept on one side and not on the other, then halves what
+    lies between. Taken is that whoever keeps it at a rate keeps it at lower ones.
 
     Args:
         at: measures a place.
@@ -117,7 +118,7 @@ def search(at: Callable[[int], Point], start: int, step: int) -> tuple[int | Non
             high, place = place, max(place - step, low)
         if low >= LOWEST and high <= HIGHEST:
             break
-        step *= 2
+        step = min(2 * step, FIRST_STEP)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if keeps(middle) else (low, middle)

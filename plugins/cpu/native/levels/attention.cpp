@@ -16,8 +16,6 @@ constexpr double GRAIN = 64 << 10;  // bytes of keys and values that are worth a
 
 template <typename How, typename T, bool CODED>
 class Step {
-    using Operand = typename How::Operand;
-
 public:
     Step(const AttentionForward& a, Scratch& scratch) : a_(a), scratch_(scratch), heads_(a.cache.heads) {}
 
@@ -159,8 +157,7 @@ private:
             row.slope = a_.slopes != nullptr ? a_.slopes[q_head] * LOG2E : 0.0f;
             const auto width = static_cast<std::size_t>(2 * a_.span + 1);
             row.bias = a_.biases != nullptr ? a_.biases + q_head * width + a_.span : nullptr;
-            tile.take_query(i - begin, static_cast<const Operand*>(a_.q) + (first + t) * a_.q_stride +
-                                           q_head * a_.q_head_stride);
+            tile.take_query(i - begin, static_cast<const T*>(a_.q) + (first + t) * a_.q_stride + q_head * a_.q_head_stride);
             if (row.begin >= row.end) continue;
             from = to ? std::min(from, row.begin) : row.begin;
             to = std::max(to, row.end);
@@ -263,10 +260,10 @@ void attention(const AttentionForward& a, AttentionScratch& scratch, int threads
         Step<Singles, float, false>(a, scratch).run(threads);
     else if (a.cache.coded())
         half ? Step<BF16Pairs, bf16, true>(a, scratch).run(threads)
-             : Step<WidenedPairs<float>, float, true>(a, scratch).run(threads);
+             : Step<WidenedPairs, float, true>(a, scratch).run(threads);
     else
         half ? Step<BF16Pairs, bf16, false>(a, scratch).run(threads)
-             : Step<WidenedPairs<float>, float, false>(a, scratch).run(threads);
+             : Step<WidenedPairs, float, false>(a, scratch).run(threads);
 }
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -64,7 +64,7 @@ class Tile {
 #if defined(__AVX512F__)
     static constexpr std::size_t MR = std::is_same_v<typename How::Wide, Two> ? 5 : 6, NR = 4;
 #elif defined(__AVX2__)
-    static constexpr std::size_t MR = 4, NR = 2;
+    static constexpr std::size_t MR = std::is_same_v<typename How::Wide, Two> ? 5 : 6, NR = 2;
 #elif defined(ENGINE_CPU_NEON)
     static constexpr std::size_t MR = std::is_same_v<typename How::Wide, Two> ? 4 : 5, NR = 4;
 #else
@@ -121,7 +121,13 @@ public:
     std::size_t stride() const { return stride_; }
     QueryRow& row(std::size_t i) const { return rows_[i]; }
 
-    void take_query(std::size_t i, const Operand* q) const { std::copy_n(q, size_, queries_ + i * size_); }
+    template <typename T>
+    void take_query(std::size_t i, const T* q) const {
+        if constexpr (std::is_same_v<T, Operand>)
+            std::copy_n(q, size_, queries_ + i * size_);
+        else
+            for (std::size_t k = 0; k < size_; ++k) queries_[i * size_ + k] = widen(q[k]);
+    }
 
     // Leaves in `sums` what the first `count` rows make of a range of keys; `then` is read after it.
     void attend(std::size_t count, const Range& range, const Range& then) {
@@ -502,16 +508,18 @@ private:
     template <typename From>
     void multiply_values() {
         const std::size_t whole = size_ / WIDTH, rest = size_ % WIDTH;
-        constexpr std::size_t MOST = WIDTH == 16 ? 2 * NR : NR;
+        constexpr std::size_t MOST = WIDTH == 16 ? 2 * NR : WIDTH == 8 ? 4 * NR : NR;
         constexpr bool AHEAD = sizeof(typename From::Element) == sizeof(Stored);  // what was widened is in the cache
         for (std::size_t first = 0; first < whole;) {
             // Few rows: whole vectors at once, so that memory is read from its beginning to its end.
-            const std::size_t most = count_ <= MR / 2 ? MOST : NR, n = std::min(most, whole - first);
+            const std::size_t most = count_ > MR / 2 ? NR : WIDTH == 8 ? MOST / count_ : MOST;
+            const std::size_t n = std::min(most, whole - first);
             if (n > NR) {
                 with_constant<MOST>(n, [&](auto wide) {
-                    if constexpr (decltype(wide)::value > NR)
-                        with_constant<MR / 2>(count_, [&](auto rows) {
-                            add<From, decltype(rows)::value, decltype(wide)::value, true, AHEAD>(0, first);
+                    constexpr std::size_t N = decltype(wide)::value;
+                    if constexpr (N > NR)
+                        with_constant<WIDTH == 8 ? MOST / N : MR / 2>(count_, [&](auto rows) {
+                            add<From, decltype(rows)::value, N, true, AHEAD>(0, first);
                         });
                 });
             } else {
@@ -547,15 +555,25 @@ private:
             if constexpr (AHEAD)
                 ahead = static_cast<const char*>(after_values(run)) - static_cast<const char*>(values.data);
             for (std::size_t pair = 0; pair < values.pairs; ++pair, data += size_ * PAIR, p += PAIR) {
-                typename How::Wide wide[N];
-                for (std::size_t n = 0; n < N; ++n) {
-                    wide[n] = FULL ? From::load(data + n * WIDTH * PAIR) : From::load(data, size_ % WIDTH);
-                    if (AHEAD && (sizeof(Element) > 1 || n % 2 == 0))  // a line has two of codes
+                const auto load = [&](std::size_t n) {
+                    if (AHEAD && n * WIDTH * PAIR * sizeof(Element) % 64 == 0)  // once a line
                         __builtin_prefetch(reinterpret_cast<const char*>(data + n * WIDTH * PAIR) + ahead, 0, LEVEL_2);
-                }
-                for (std::size_t m = 0; m < M; ++m) {
-                    const typename How::Spread spread = How::spread(p + m * SCORES);
-                    for (std::size_t n = 0; n < N; ++n) sums[m][n] = How::dot(sums[m][n], spread, wide[n]);
+                    return FULL ? From::load(data + n * WIDTH * PAIR) : From::load(data, size_ % WIDTH);
+                };
+                if constexpr (M <= 2 && WIDTH == 8) {  // fewer registers hold weights than values
+                    typename How::Spread spread[M];
+                    for (std::size_t m = 0; m < M; ++m) spread[m] = How::spread(p + m * SCORES);
+                    for (std::size_t n = 0; n < N; ++n) {
+                        const typename How::Wide wide = load(n);
+                        for (std::size_t m = 0; m < M; ++m) sums[m][n] = How::dot(sums[m][n], spread[m], wide);
+                    }
+                } else {
+                    typename How::Wide wide[N];
+                    for (std::size_t n = 0; n < N; ++n) wide[n] = load(n);
+                    for (std::size_t m = 0; m < M; ++m) {
+                        const typename How::Spread spread = How::spread(p + m * SCORES);
+                        for (std::size_t n = 0; n < N; ++n) sums[m][n] = How::dot(sums[m][n], spread, wide[n]);
+                    }
                 }
             }
         }

@@ -1,6 +1,7 @@
 // y = x @ weight.T + bias with weights as they lie in ggml's blocks (blocks.h), and rows rounded to 8 bits in the same
 // groups. Products of a group are summed as integers, exactly, and widened once; the floats of a row are added up in the
 // order of groups: the same bits at all levels. float16 is multiplied as float32, with rows as they are.
+#include "levels/many_rows.h"
 #include "levels/quantize_rows.h"
 #include "levels/table.h"
 
@@ -24,41 +25,28 @@ Words field(Words w) {
     return w.template shifted<FROM - TO>() & Words::all(MASK * 0x01010101u);
 }
 
-// The codes of unit U of 16 inputs -> right: those of 32 outputs.
+// The codes of unit U of 16 inputs: register v of those of 32 outputs.
 template <Format F, int U>
-void unit_codes(const std::uint8_t* quad, Words (&right)[VECTORS]) {
+Words unit_codes(const std::uint8_t* quad, std::size_t v) {
     constexpr BlockForm FORM = block_form(F);
+    if constexpr (FORM.as_bytes) return Words::load(quad + U * PANEL * 4 + v * Words::LANES * 4);
     const std::uint8_t* two = quad + (FORM.one < 0 ? 0 : 64);
     const std::uint8_t* lower = two + (FORM.two < 0 ? 0 : 128);
-    if constexpr (FORM.as_bytes) {
-        for (std::size_t v = 0; v < VECTORS; ++v) right[v] = Words::load(quad + U * PANEL * 4 + v * Words::LANES * 4);
-        return;
+    const bool upper = v >= HALF;
+    const std::size_t at = v % HALF * Words::LANES * 4;
+    Words found = Words::zero();
+    if constexpr (FORM.nibbles) found = nibbles(lower + U * 64, v);
+    if constexpr (FORM.two >= 0) {
+        const Words pairs = Words::load(two + U / 2 * 64 + at);
+        const Words bits = upper ? field<U % 2 * 4 + 2, 2, FORM.two>(pairs) : field<U % 2 * 4, 2, FORM.two>(pairs);
+        found = FORM.nibbles ? found | bits : bits;
     }
-    for (std::size_t v = 0; v < HALF; ++v) {
-        Words low, high;
-        if constexpr (FORM.nibbles) {
-            const Words both = Words::load(lower + U * 64 + v * Words::LANES * 4);
-            low = both.low_nibbles();
-            high = both.high_nibbles();
-        }
-        if constexpr (FORM.two >= 0) {
-            const Words pairs = Words::load(two + U / 2 * 64 + v * Words::LANES * 4);
-            const Words first = field<U % 2 * 4, 2, FORM.two>(pairs), second = field<U % 2 * 4 + 2, 2, FORM.two>(pairs);
-            low = FORM.nibbles ? low | first : first;
-            high = FORM.nibbles ? high | second : second;
-        }
-        if constexpr (FORM.one >= 0) {
-            const Words singles = Words::load(quad + v * Words::LANES * 4);
-            low = low | field<2 * U, 1, FORM.one>(singles);
-            high = high | field<2 * U + 1, 1, FORM.one>(singles);
-        }
-        if constexpr (FORM.table) {
-            low = low.looked_up(IQ4);
-            high = high.looked_up(IQ4);
-        }
-        right[v] = low;
-        right[HALF + v] = high;
+    if constexpr (FORM.one >= 0) {
+        const Words singles = Words::load(quad + at);
+        found = found | (upper ? field<2 * U + 1, 1, FORM.one>(singles) : field<2 * U, 1, FORM.one>(singles));
     }
+    if constexpr (FORM.table) found = found.looked_up(IQ4);
+    return found;
 }
 
 // Numbers by which a block's scales and minima are multiplied, [rows][32].
@@ -97,16 +85,12 @@ struct InBlocks {
     template <int U, std::size_t MR>
     static void unit(const std::uint8_t* quad, const std::uint8_t* x, Words (&sums)[MR][VECTORS], Fetch& fetch) {
         fetch.unit<FORM.code_bytes() / 4>();
-        Words right[VECTORS];
-        unit_codes<F, U>(quad, right);
-#pragma GCC unroll 8
-        for (std::size_t m = 0; m < MR; ++m) {
-            const Words left = Words::all(load_word(x + (U * MR + m) * 4));
-#pragma GCC unroll 8
-            for (std::size_t v = 0; v < VECTORS; ++v)
-                sums[m][v] = FORM.as_bytes || FORM.table ? Words::dot(sums[m][v], right[v], left)
-                                                         : Words::dot_small(sums[m][v], right[v], left);
-        }
+        add_unit(
+            sums, [&](std::size_t v) { return unit_codes<F, U>(quad, v); },
+            [&](std::size_t m) { return Words::all(load_word(x + (U * MR + m) * 4)); },
+            [](Words sum, Words weights, Words of_row) {
+                return FORM.as_bytes || FORM.table ? Words::dot(sum, weights, of_row) : Words::dot_small(sum, weights, of_row);
+            });
     }
 
     template <std::size_t MR>
@@ -222,9 +206,19 @@ struct Halves {
     }
 };
 
+// Units of a panel as floats, for many_rows.
+void widen_halves(const std::uint8_t* from, std::size_t units, float* to) {
+    const auto* w = reinterpret_cast<const fp16*>(from);
+    for (std::size_t u = 0; u < units; ++u, w += PANEL)
+        for (std::size_t v = 0; v < VECTORS; ++v)
+            Floats::load(w + v * Floats::LANES).store(widened_at(to, u, v * Floats::LANES));
+}
+
 template <typename T>
 void halves(const Packed& a, int threads) {
     const std::size_t units = a.layout.units();
+    if constexpr (WIDENS_ONCE)
+        if (a.rows >= MANY_FROM) return many_rows<T, 1>(a, threads, widen_halves);
     const auto* x = static_cast<const T*>(a.x);
     auto* wide = static_cast<float*>(a.scratch);
     const Halves kernel{a, wide};

@@ -212,24 +212,17 @@ struct Whole {
                 for (Words& sum : sums[m]) sum = Words::zero();
             for (std::size_t u = 0; u < units; ++u, w += BYTES, x += MR * 4) {
                 fetch.unit<BYTES>();
-                Words right[VECTORS];
-                if constexpr (F == Format::codes4) {
-                    for (std::size_t v = 0; v < HALF; ++v) {
-                        const Words both = Words::load(w + v * Words::LANES * 4);
-                        right[v] = both.low_nibbles();
-                        right[HALF + v] = both.high_nibbles();
-                    }
-                } else {
-                    for (std::size_t v = 0; v < VECTORS; ++v) right[v] = Words::load(w + v * Words::LANES * 4);
-                }
-                if constexpr (TABLE)
-                    for (Words& each : right) each = table[each];
-#pragma GCC unroll 8
-                for (std::size_t m = 0; m < MR; ++m) {
-                    const Words left = Words::all(load_word(x + m * 4));
-#pragma GCC unroll 8
-                    for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = Words::dot(sums[m][v], right[v], left);
-                }
+                const auto right = [&](std::size_t v) {
+                    const Words found = F == Format::codes4 ? nibbles(w, v) : Words::load(w + v * Words::LANES * 4);
+                    if constexpr (TABLE) return table[found];
+                    return found;
+                };
+                add_unit(
+                    sums, right, [&](std::size_t m) { return Words::all(load_word(x + m * 4)); },
+                    [](Words sum, Words weights, Words of_row) {
+                        return F == Format::codes4 && !TABLE ? Words::dot_small(sum, weights, of_row)
+                                                             : Words::dot(sum, weights, of_row);
+                    });
             }
             const std::uint8_t* zeros = group + ahead - PANEL;
             for (std::size_t v = 0; v < VECTORS; ++v) {

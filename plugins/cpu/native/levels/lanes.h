@@ -264,17 +264,16 @@ inline Two load_pairs(const bf16* p) { return {{widen(p[0])}, {widen(p[1])}}; }
 inline Two load_pairs(const bf16* p, std::size_t) { return load_pairs(p); }
 #endif
 
-// bfloat16 widened: the operand is bfloat16 or float32.
-template <typename T>
+// bfloat16 widened: operands are float32, so that one instruction spreads each.
 struct WidenedPairs {
     using Cache = bf16;
-    using Operand = T;
+    using Operand = float;
     using Wide = Two;
     using Spread = Two;
     static constexpr std::size_t PAIR = 2;
     static Wide load(const bf16* p) { return load_pairs(p); }
     static Wide load(const bf16* p, std::size_t n) { return load_pairs(p, n); }
-    static Spread spread(const T* p) { return {splat(widen(p[0])), splat(widen(p[1]))}; }
+    static Spread spread(const float* p) { return {splat(p[0]), splat(p[1])}; }
     static Vec dot(Vec sum, Spread a, Wide b) { return Vec::fma(a.odd, b.odd, Vec::fma(a.even, b.even, sum)); }
 };
 
@@ -317,7 +316,7 @@ struct BF16Pairs {
     static Vec dot(Vec sum, Spread a, Wide b) { return {vbfdotq_f32(sum.v, a, b)}; }
 };
 #else
-using BF16Pairs = WidenedPairs<bf16>;
+using BF16Pairs = WidenedPairs;
 #endif
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -1,6 +1,7 @@
 // y = x @ weight.T + bias with packed weights of float32 or bfloat16.
 #include <vector>
 
+#include "levels/many_rows.h"
 #include "levels/panels.h"
 #include "levels/table.h"
 
@@ -17,13 +18,15 @@ constexpr std::size_t MOST = 2;  // 16 sums, beside 8 registers of weights, in 3
 constexpr std::size_t MOST = 1;
 #endif
 
-// What a register of weights is multiplied as, and with what of x: for each unit of a row one word in each plane.
+// What a register of weights is multiplied as, and with what of x: for each unit of a row one word in each plane, so many
+// bytes after the other.
 struct OfFloats {
     using Element = float;
     using Weights = Words;
     static constexpr std::size_t PLANES = 1;
     static Weights widened(Words w) { return w; }
-    static Floats step(Floats sum, Weights w, const Floats* x) { return Floats::fma(w.as_floats(), x[0], sum); }
+    static Floats spread(const std::uint8_t* x, std::size_t) { return Words::all(load_word(x)).as_floats(); }
+    static Floats step(Floats sum, Weights w, Floats x) { return Floats::fma(w.as_floats(), x, sum); }
 };
 
 #if defined(__AVX512BF16__) || (defined(ENGINE_CPU_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
@@ -32,11 +35,12 @@ struct OfPairs {
     using Weights = Words;
     static constexpr std::size_t PLANES = 1;
     static Weights widened(Words w) { return w; }
-    static Floats step(Floats sum, Weights w, const Floats* x) {
+    static Floats spread(const std::uint8_t* x, std::size_t) { return Words::all(load_word(x)).as_floats(); }
+    static Floats step(Floats sum, Weights w, Floats x) {
 #if defined(__AVX512BF16__)
-        return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(x[0].v))};
+        return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(x.v))};
 #else
-        return {vbfdotq_f32(sum.v, vreinterpretq_bf16_u32(w.v), vreinterpretq_bf16_f32(x[0].v))};
+        return {vbfdotq_f32(sum.v, vreinterpretq_bf16_u32(w.v), vreinterpretq_bf16_f32(x.v))};
 #endif
     }
 };
@@ -47,10 +51,13 @@ struct OfPairs {
     struct Weights {
         Floats earlier, later;
     };
+    static Weights spread(const std::uint8_t* x, std::size_t plane) {
+        return {Words::all(load_word(x)).as_floats(), Words::all(load_word(x + plane)).as_floats()};
+    }
     static constexpr std::size_t PLANES = 2;
     static Weights widened(Words w) { return {w.earlier(), w.later()}; }
-    static Floats step(Floats sum, Weights w, const Floats* x) {
-        return Floats::fma(w.later, x[1], Floats::fma(w.earlier, x[0], sum));
+    static Floats step(Floats sum, Weights w, Weights x) {
+        return Floats::fma(w.later, x.later, Floats::fma(w.earlier, x.earlier, sum));
     }
 };
 #endif
@@ -63,6 +70,24 @@ struct Product {
     const std::uint8_t* words;  // of x
     Output<typename How::Element> out;
 
+    // One row, and two panels that lie side by side: each sum waits for the one before it, and twice as many of them wait no
+    // longer.
+    void two_panels(std::size_t panel, Fetch fetch) const {
+        const std::size_t units = layout.units(), plane = units * 4, bytes = layout.panel_bytes();
+        const std::uint8_t *w = weight + panel * bytes, *x = words;
+        Floats sums[2][VECTORS];
+        for (auto& of_panel : sums)
+            for (Floats& sum : of_panel) sum = Floats::zero();
+        for (std::size_t u = 0; u < units; ++u, w += PANEL * 4, x += 4) {
+            fetch.unit_of_two<PANEL * 4>(bytes);
+            const auto left = How::spread(x, plane);
+            for (std::size_t p = 0; p < 2; ++p)
+                for (std::size_t v = 0; v < VECTORS; ++v)
+                    sums[p][v] = How::step(sums[p][v], How::widened(Words::load(w + p * bytes + v * Words::LANES * 4)), left);
+        }
+        for (std::size_t p = 0; p < 2; ++p) out.put(0, panel + p, sums[p]);
+    }
+
     template <std::size_t MR>
     void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
         const std::size_t units = layout.units(), plane = units * MR * 4;
@@ -73,16 +98,9 @@ struct Product {
             for (Floats& sum : of_row) sum = Floats::zero();
         for (std::size_t u = 0; u < units; ++u, w += PANEL * 4, x += MR * 4) {
             fetch.unit<PANEL * 4>();
-            typename How::Weights right[VECTORS];
-            for (std::size_t v = 0; v < VECTORS; ++v) right[v] = How::widened(Words::load(w + v * Words::LANES * 4));
-#pragma GCC unroll 12
-            for (std::size_t m = 0; m < MR; ++m) {
-                Floats left[How::PLANES];
-                for (std::size_t p = 0; p < How::PLANES; ++p)
-                    left[p] = Words::all(load_word(x + p * plane + m * 4)).as_floats();
-#pragma GCC unroll 8
-                for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = How::step(sums[m][v], right[v], left);
-            }
+            add_unit(
+                sums, [&](std::size_t v) { return How::widened(Words::load(w + v * Words::LANES * 4)); },
+                [&](std::size_t m) { return How::spread(x + m * 4, plane); }, How::step);
         }
         for (std::size_t m = 0; m < MR; ++m) out.put(row + m, panel, sums[m]);
     }
@@ -157,9 +175,32 @@ struct Prepared {
     }
 };
 
+// Units of a panel as floats, for many_rows.
+template <typename How>
+void widen_units(const std::uint8_t* from, std::size_t units, float* to) {
+    for (std::size_t u = 0; u < units; ++u, from += PANEL * 4)
+        for (std::size_t v = 0; v < VECTORS; ++v) {
+            const Words both = Words::load(from + v * Words::LANES * 4);
+            if constexpr (sizeof(typename How::Element) == 2) {
+                both.earlier().store(widened_at(to, 2 * u, v * Words::LANES));
+                both.later().store(widened_at(to, 2 * u + 1, v * Words::LANES));
+            } else {
+                both.as_floats().store(widened_at(to, u, v * Words::LANES));
+            }
+        }
+}
+
 template <typename How>
 void multiply(const Packed& a, int threads) {
+    using T = typename How::Element;
+    if constexpr (WIDENS_ONCE)
+        if (a.rows >= MANY_FROM) return many_rows<T, 4 / sizeof(T)>(a, threads, widen_units<How>);
     const Prepared<How> of{a};
+    if constexpr (How::PLANES > 1)
+        if (a.rows == 1 && a.layout.panels() >= 4 * static_cast<std::size_t>(std::max(threads, 1))) {
+            of.prepare(0, 1);
+            return over_pairs(a.layout, a.weight, of.product(), threads);
+        }
     over_panels<MOST>(a.layout, a.weight, a.rows, of.product(), threads,
                       [&](std::size_t row, std::size_t size) { of.prepare(row, size); });
 }

@@ -94,6 +94,20 @@ void over_panels(const Layout& layout, const void* weight, std::size_t rows, con
     });
 }
 
+// The same of one row that is prepared, two panels at a time.
+template <typename Kernel>
+void over_pairs(const Layout& layout, const void* weight, const Kernel& kernel, int threads) {
+    const std::size_t panels = layout.panels(), bytes = layout.panel_bytes(), pairs = (panels + 1) / 2;
+    const auto address = [&](std::size_t panel) { return static_cast<const std::uint8_t*>(weight) + panel * bytes; };
+    parallel_runs(threads, pairs, 0, [&](std::size_t begin, std::size_t end, std::size_t next) {
+        for (std::size_t index = begin; index < end; ++index) {
+            const std::size_t panel = index * 2, then = 2 * (index + 1 < end ? index + 1 : std::min(next, pairs - 1));
+            const Fetch fetch = Fetch::along(address(panel), address(then), bytes);
+            panel + 1 < panels ? kernel.two_panels(panel, fetch) : kernel.template tile<1>(panel, 0, fetch);
+        }
+    });
+}
+
 // The same of several products of one layout, with few rows each: prepare(item, row, size), then every panel of every
 // weight in one go, so that threads wait for each other once and not once a product. kernels[item] computes.
 template <std::size_t MOST, typename Kernel, typename Prepare>
@@ -121,6 +135,37 @@ void over_all_panels(const Packed* all, std::size_t count, const Kernel* kernels
             });
         }
     });
+}
+
+// Register v of a unit of nibbles: of the lower ones in the first half, of the upper ones in the second.
+inline Words nibbles(const std::uint8_t* unit, std::size_t v) {
+    constexpr std::size_t HALF = VECTORS / 2 ? VECTORS / 2 : 1;
+    const Words both = Words::load(unit + v % HALF * Words::LANES * 4);
+    return v < HALF ? both.low_nibbles() : both.high_nibbles();
+}
+
+// A unit: sums[m][v] = step(sums[m][v], right(v), left(m)), with weights right(v) and what of x row m has, left(m). Of one or
+// two rows these stay in registers while weights go by; of more it is the other way round.
+template <std::size_t MR, typename Sum, typename Right, typename Left, typename Step>
+inline void add_unit(Sum (&sums)[MR][VECTORS], Right&& right, Left&& left, Step&& step) {
+    if constexpr (MR <= 2) {
+        decltype(left(0)) of_rows[MR];
+        for (std::size_t m = 0; m < MR; ++m) of_rows[m] = left(m);
+#pragma GCC unroll 8
+        for (std::size_t v = 0; v < VECTORS; ++v) {
+            const auto weights = right(v);
+            for (std::size_t m = 0; m < MR; ++m) sums[m][v] = step(sums[m][v], weights, of_rows[m]);
+        }
+    } else {
+        decltype(right(0)) weights[VECTORS];
+        for (std::size_t v = 0; v < VECTORS; ++v) weights[v] = right(v);
+#pragma GCC unroll 12
+        for (std::size_t m = 0; m < MR; ++m) {
+            const auto of_row = left(m);
+#pragma GCC unroll 8
+            for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = step(sums[m][v], weights[v], of_row);
+        }
+    }
 }
 
 // Where a tile's results go: 32 outputs of a row at a time, without the padding of the last panel.

@@ -30,14 +30,9 @@ struct Int8 {
             for (Words& sum : of_row) sum = Words::zero();
         for (std::size_t u = 0; u < rows.units; ++u, w += PANEL * 4, x += MR * 4) {
             fetch.unit<PANEL * 4>();
-            Words right[VECTORS];
-            for (std::size_t v = 0; v < VECTORS; ++v) right[v] = Words::load(w + v * Words::LANES * 4);
-#pragma GCC unroll 12
-            for (std::size_t m = 0; m < MR; ++m) {
-                const Words left = Words::all(load_word(x + m * 4));
-#pragma GCC unroll 8
-                for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = Words::dot(sums[m][v], right[v], left);
-            }
+            add_unit(
+                sums, [&](std::size_t v) { return Words::load(w + v * Words::LANES * 4); },
+                [&](std::size_t m) { return Words::all(load_word(x + m * 4)); }, Words::dot);
         }
         const float* scales = a.scales + panel * PANEL;
         for (std::size_t m = 0; m < MR; ++m) {
@@ -60,7 +55,6 @@ struct Int4 {
 
     template <std::size_t MR>
     void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
-        constexpr std::size_t HALF = VECTORS / 2 ? VECTORS / 2 : 1;  // registers of 64 bytes of nibbles
         const std::uint8_t* w = static_cast<const std::uint8_t*>(a.weight) + panel * a.layout.panel_bytes();
         const std::uint8_t* x = rows.words + row * rows.units * 4;
         const std::size_t units = a.layout.group_size / 4;
@@ -81,18 +75,9 @@ struct Int4 {
             }
             for (std::size_t u = 0; u < units; ++u, w += PANEL * 2, x += MR * 4) {
                 fetch.unit<PANEL * 2>();
-                Words right[VECTORS];
-                for (std::size_t v = 0; v < HALF; ++v) {
-                    const Words both = Words::load(w + v * Words::LANES * 4);
-                    right[v] = both.low_nibbles();
-                    right[HALF + v] = both.high_nibbles();
-                }
-#pragma GCC unroll 12
-                for (std::size_t m = 0; m < MR; ++m) {
-                    const Words left = Words::all(load_word(x + m * 4));
-#pragma GCC unroll 8
-                    for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = Words::dot(sums[m][v], right[v], left);
-                }
+                add_unit(
+                    sums, [&](std::size_t v) { return nibbles(w, v); },
+                    [&](std::size_t m) { return Words::all(load_word(x + m * 4)); }, Words::dot_small);
             }
             Floats widened[VECTORS];
             for (std::size_t v = 0; v < VECTORS; ++v)

@@ -56,9 +56,6 @@ class ShmGroup:
     def recv(self, x: int, size: int, source: int) -> None: ...
     def close(self) -> None: ...
 
-def use_huge_pages(address: int, bytes: int) -> bool:
-    """Put the whole 2 MiB pieces of private memory onto huge pages, in place; whether the system did."""
-
 def keep_freed_memory() -> bool:
     """Let the process keep up to 512 MiB that are freed, for its next steps; whether the C library does (GNU's)."""
 

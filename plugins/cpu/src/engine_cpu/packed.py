@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import torch
 
 from engine.types.errors import ConfigError
 from engine_cpu import _native as native
-from engine_cpu._native import Layout, PackedOps, levels, use_huge_pages
+from engine_cpu._native import Layout, PackedOps, levels
 from engine_cpu.dtypes import DTYPES
 
 LARGE_BYTES = 256 << 10
-MANY_BYTES = 4 << 20
-"""Less than that gains nothing from huge pages."""
+"""Less than that comes from the heap."""
+BLOCK_BYTES, HUGE_PAGE_BYTES, PAGE_BYTES = 64 << 20, 2 << 20, 4 << 10
 MOST_INPUTS = 65536
 """Of a layer in 8 bits: more products might not fit 32 bits."""
 
 
-def _memory(size: int) -> torch.Tensor:
-    """So many bytes for what stays as long as the model does, on huge pages where they are many.
+class Memory:
+    """Memory for what stays as long as a model does.
 
-    Large ones are not taken from the heap: there they would lie between the plain weights that come and go while a
-    model is loaded, whose memory would then not be given back, nor be of use for the next ones.
+    Large pieces lie side by side in blocks, for which the system is asked for huge pages before they are first touched:
+    reading weights misses the translation buffers less often then, and no page has an end that is lost. They are not
+    taken from the heap: there they would lie between the plain weights that come and go while a model is loaded, whose
+    memory would then not be given back, nor be of use for the next ones. A block is given back with its last piece.
     """
-    if size < LARGE_BYTES:
-        return torch.empty(size, dtype=torch.uint8)
-    mapping = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)  # lives as long as the tensor
-    memory = torch.frombuffer(mapping, dtype=torch.uint8)
-    if size >= MANY_BYTES:
-        use_huge_pages(memory.data_ptr(), size)
-    return memory
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size]."""
+        if size < LARGE_BYTES:
+            return torch.empty(size, dtype=torch.uint8)
+        end = -(-size // PAGE_BYTES) * PAGE_BYTES
+        if end <= len(self._rest):
+            piece, self._rest = self._rest[:size], self._rest[end:]
+            return piece
+        length = max(BLOCK_BYTES, -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
+        mapping = mmap(-1, length, flags=MAP_PRIVATE | MAP_ANONYMOUS)  # lives as long as the tensors
+        with suppress(OSError):  # a system without huge pages
+            mapping.madvise(MADV_HUGEPAGE)
+        block = torch.frombuffer(mapping, dtype=torch.uint8)
+        self._rest = max(self._rest, block[end:], key=len)
+        return block[:size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +102,26 @@ class PackedLinear:
             raise ConfigError(
                 f"{point}.level {level}", str(error), f"choose auto or one of {', '.join(levels())}"
             ) from error
+        self._memory = Memory()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._outgrown: list[torch.Tensor] = []  # whose addresses were recorded, perhaps
 
-    def pack(self, form: str, weight: torch.Tensor, bias: torch.Tensor | None, group_size: int = 0) -> Packed:
+    def pack(
+        self, form: str, weight: torch.Tensor, bias: torch.Tensor | None, group_size: int = 0, lasting: bool = True
+    ) -> Packed:
         """weight [O, I] in float32 or bfloat16, bias [O]; neither is kept.
 
         Args:
             form: "float32", "bfloat16" or "float16" for weights of that dtype; "int8", "int4".
             group_size: of int4.
+            lasting: stays as long as the model does; what does not has memory of its own.
         """
         outputs, inputs = weight.shape
         if weight.stride(-1) != 1:
             weight = weight.contiguous()
         made_of = (form, outputs, inputs, group_size, "float32")
         layout = Layout(*made_of)
-        packed = _memory(layout.bytes)
+        packed = self._memory.take(layout.bytes) if lasting else torch.empty(layout.bytes, dtype=torch.uint8)
         scales = torch.empty(layout.panels * 32, dtype=torch.float32) if form == "int8" else None
         layout.pack(
             DTYPES[weight.dtype], weight.data_ptr(), weight.stride(0), packed.data_ptr(),
@@ -137,7 +156,7 @@ class PackedLinear:
         outputs, inputs = codes.shape
         made_of = (form, outputs, inputs, group_size, str(scales.dtype).removeprefix("torch."))
         layout = Layout(*made_of)
-        packed, padded = _memory(layout.bytes), layout.panels * 32
+        packed, padded = self._memory.take(layout.bytes), layout.panels * 32
         codes, scales = codes.contiguous(), scales.contiguous()
         zeros = None if zeros is None else zeros.contiguous()
         layout.pack_codes(
@@ -155,7 +174,7 @@ class PackedLinear:
         blocks = blocks.contiguous()
         made_of = (form, len(blocks), inputs, 0, "float32")
         layout = Layout(*made_of)
-        packed = _memory(layout.bytes)
+        packed = self._memory.take(layout.bytes)
         layout.pack_blocks(blocks.data_ptr(), blocks.stride(0), packed.data_ptr(), self._threads)
         return Packed(layout, made_of, len(blocks), packed, None, _padded(bias, layout.panels * 32))
 

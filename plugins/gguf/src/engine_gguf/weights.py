@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from engine.interfaces.context import WorkerContext
+from engine.interfaces.quantization import EMBEDDING
 from engine.types.errors import CheckpointError
 from engine_gguf.architectures import Architecture, architecture_of, stays
 from engine_gguf.dequantize import dequantize
@@ -23,12 +24,16 @@ class GGUFWeights:
     """Streams the tensors of `start.files.weights`, as `engine.interfaces.checkpoint.Checkpoint` says.
 
     Matrices come as they are stored: uint8 [O, blocks, bytes of a block], or plain; those of experts one by one. Norms
-    and routers are plain, in the engine's dtype where the file has them in blocks.
+    and routers are plain, in the engine's dtype where the file has them in blocks, and so is the embedding of a model
+    whose driver does not have it stored by others.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         self._files = tuple(Path(file) for file in context.start.files.weights)
         self._dtype = getattr(torch, context.start.dtype)
+        # A model whose driver builds its embedding by itself has nobody who looks rows of blocks up.
+        packed = any((c.point, c.kind) == ("quantization", EMBEDDING) for c in context.start.choices)
+        self._works_out = None if packed else "model.embed_tokens"
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Stream (name, host tensor). Raises CheckpointError for a truncated or broken file, naming it."""
@@ -57,7 +62,7 @@ class GGUFWeights:
                             "convert the model again",
                         )
                     tensor = halves_of(tensor, count)
-                if stays(layer):
+                if stays(layer) and layer != self._works_out:
                     yield from _each(name, tensor)
                 else:
                     yield name, self._plain(architecture, name, tensor, kind)

@@ -13,7 +13,19 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import LayerIterator, ModelContext, State
-from engine.modeling import Decoder, Embedding, GatedMLP, Linear, LMHead, ModelBody, Module, RMSNorm, Rotary, Stack
+from engine.modeling import (
+    Decoder,
+    Embedding,
+    GatedMLP,
+    Linear,
+    LMHead,
+    ModelBody,
+    Module,
+    RMSNorm,
+    Rotary,
+    Stack,
+    narrowed,
+)
 from engine.types.errors import UnsupportedModelError
 from engine_kit.latent_attention import LatentAttention
 from engine_kit.model_config import Config, RopeConfig, flag, integer, number, read_rope, rope_parameters
@@ -38,6 +50,7 @@ class DeepseekLayer(Module):
     ) -> None:
         model, config = context.description, context.description.config
         spec, eps = model.kv_specs[index], number(config, "rms_norm_eps", 1e-6)
+        self._ops = context.ops
         self.attention_norm = RMSNorm(context, model.hidden_size, eps, f"{prefix}.input_layernorm")
         self.attention = LatentAttention(
             context,
@@ -61,7 +74,7 @@ class DeepseekLayer(Module):
     def __call__(self, state: State) -> None:
         """Change `hidden` and `residual` [T, hidden_size] in the state."""
         hidden, residual = self.attention_norm.add(state["hidden"], state.get("residual"))
-        hidden = self.attention(hidden, state["positions"])
+        hidden, residual = narrowed(self._ops, state, self.attention(hidden, state["positions"]), residual)
         hidden, residual = self.mlp_norm.add(hidden, residual)
         state["hidden"], state["residual"] = self.mlp(hidden), residual
 

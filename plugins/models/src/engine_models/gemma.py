@@ -72,6 +72,7 @@ class Gemma2Model(DecoderModel):
                 more["norms"] = norm("self_attn.q_norm", head_size), norm("self_attn.k_norm", head_size)
             rotary = ropes[0] if model.kv_specs[index].sliding_window is None else ropes[-1]
             return SandwichLayer(
+                context,
                 norm("input_layernorm"),
                 self_attention(context, index, rotary, f"{name}.self_attn", **more),
                 norm("post_attention_layernorm"),

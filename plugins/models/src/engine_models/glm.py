@@ -58,7 +58,7 @@ class Glm4Model(GlmModel):
             RMSNorm(context, size, eps, f"{name}.{part}_layernorm")
             for part in ("input", "post_self_attn", "post_attention", "post_mlp")
         ]
-        return SandwichLayer(norms[0], attention, norms[1], norms[2], mlp, norms[3])
+        return SandwichLayer(context, norms[0], attention, norms[1], norms[2], mlp, norms[3])
 
 
 class ChatGLMModel(DecoderModel):

@@ -74,8 +74,16 @@ class SandwichLayer(Module):
     """norm, attention, norm, norm, feed-forward, norm: what each block gives is normed before it is added."""
 
     def __init__(
-        self, before: Norm, attention: Attention, behind: Norm, mlp_before: Norm, mlp: Block, mlp_behind: Norm
+        self,
+        context: ModelContext,
+        before: Norm,
+        attention: Attention,
+        behind: Norm,
+        mlp_before: Norm,
+        mlp: Block,
+        mlp_behind: Norm,
     ) -> None:
+        self._ops = context.ops
         self.before = before
         self.attention = attention
         self.behind = behind
@@ -86,8 +94,8 @@ class SandwichLayer(Module):
     def __call__(self, state: State) -> None:
         """Change `hidden` and `residual` [T, hidden_size] in the state."""
         hidden, residual = self.before.add(state["hidden"], state.get("residual"))
-        hidden = self.behind(self.attention(hidden, state["positions"]))
-        hidden, residual = self.mlp_before.add(hidden, residual)
+        hidden, residual = narrowed(self._ops, state, self.attention(hidden, state["positions"]), residual)
+        hidden, residual = self.mlp_before.add(self.behind(hidden), residual)
         state["hidden"], state["residual"] = self.mlp_behind(self.mlp(hidden)), residual
 
 
@@ -108,7 +116,8 @@ class PostNormLayer(Module):
         total, residual = state["hidden"], state.get("residual")
         if residual is not None:
             total = self._ops.add(total, residual)
-        total = self._ops.add(self.attention_norm(self.attention(total, state["positions"])), total)
+        hidden, total = narrowed(self._ops, state, self.attention(total, state["positions"]), total)
+        total = self._ops.add(self.attention_norm(hidden), total)
         state["hidden"], state["residual"] = self.mlp_norm(self.mlp(total)), total
 
 
@@ -131,9 +140,10 @@ class ParallelLayer(Module):
     def __call__(self, state: State) -> None:
         """Change `hidden` and `residual` [T, hidden_size] in the state."""
         hidden, residual = self.norm.add(state["hidden"], state.get("residual"))
+        attended = self.attention(hidden, state["positions"])
+        attended, hidden, residual = narrowed(self._ops, state, attended, hidden, residual)
         inner = self.mlp(hidden if self.mlp_norm is None else self.mlp_norm(residual))
-        state["hidden"] = self._ops.add(self.attention(hidden, state["positions"]), inner)
-        state["residual"] = residual
+        state["hidden"], state["residual"] = self._ops.add(attended, inner), residual
 
 
 class MLP(Module):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import LayerIterator, ModelContext, State
-from engine.modeling import GatedMLP, Linear, ModelBody, Module, Rotary, RowParallelLinear
+from engine.modeling import GatedMLP, Linear, ModelBody, Module, Rotary, RowParallelLinear, narrowed
 from engine.modeling.parallel import even, kv_heads
 from engine.types.errors import UnsupportedModelError
 from engine_kit.model_config import Config, flag, head_dim, integer, number, read_rope
@@ -73,6 +73,7 @@ class Qwen3NextLayer(Module):
         self, context: ModelContext, index: int, config: Config, rotary: Rotary, linear: bool, sparse: bool, name: str
     ) -> None:
         size, eps, block = context.description.hidden_size, _eps(config), f"{name}.mlp"
+        self._ops = context.ops
         self.mixer_norm = OffsetRMSNorm(context, size, eps, f"{name}.input_layernorm")
         self.delta = None
         self.attention = None
@@ -94,6 +95,7 @@ class Qwen3NextLayer(Module):
             hidden = self.attention(hidden, state["positions"])
         elif self.delta is not None:
             hidden = self.delta(hidden)
+        hidden, residual = narrowed(self._ops, state, hidden, residual)
         hidden, residual = self.mlp_norm.add(hidden, residual)
         state["hidden"], state["residual"] = self.mlp(hidden), residual
 

@@ -14,6 +14,9 @@ from written import CASES
 from engine_sdk.conformance import QuantizationConformance
 
 QUICK = ("awq", "gptq ordered", "w8a8 asymmetric", "deepseek", "mxfp4", "nf4 nested")
+EACH_WAY = r"^(?!test_stored_layers\[(one-2|parts|in one tensor-1|inputs-1))"
+"""Interpreted kernels compute all ways to join and divide layers for the first of these. With the others each is tried
+once: how they are read is the same code, and driver `stored` goes every way in `plugins/quantization/tests`."""
 
 
 def _suites(device: str) -> dict[str, type]:
@@ -22,6 +25,7 @@ def _suites(device: str) -> dict[str, type]:
         words = "".join(part.capitalize() for part in name.replace("-", " ").replace(".", "").split())
         members = {"driver": "stored-triton", "case": case, "stored": case.stored, "uncovered": case.uncovered}
         members |= {"__test__": True} | ({"device": "cuda"} if device == "cuda" else {"stand_in": "interpreted"})
+        members |= {"quick": EACH_WAY} if device != "cuda" and name != QUICK[0] else {}
         title = f"Test{words}{device.capitalize()}"
         found[title] = type(title, (base_of(name), QuantizationConformance), members)
         if device == "cuda":

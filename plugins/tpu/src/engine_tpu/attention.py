@@ -17,9 +17,9 @@ import numpy as np
 from jax import lax
 
 _KEYS_AT_ONCE = 1 << 22
-"""Elements of keys, of all blocks, that one turn of the loop gathers at most."""
+"""Elements of keys, of all blocks, that one turn of the loop gathers at most, unless these are `_LEAST_KEYS` tokens."""
 _MOST_KEYS, _LEAST_KEYS = 512, 64
-"""Tokens of one turn."""
+"""Tokens of each row, of one turn."""
 
 
 class Blocks(NamedTuple):
@@ -86,7 +86,7 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
     grouped = gather_queries(q, blocks)
     wide = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
     count, per_block, all_heads, dim = grouped.shape
-    grouped = grouped.reshape(count, per_block, heads, all_heads // heads, dim)
+    grouped = jnp.swapaxes(grouped.reshape(count, per_block, heads, all_heads // heads, dim), 1, 2)  # [B, Hkv, Q, g, D]
     pages = _pages_at_once(count, heads, size, dim, table.shape[1])
     keys = pages * size
     of_block = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))[blocks.row]
@@ -97,31 +97,32 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
         seen = jnp.where(blocks.count > 0, blocks.position - form.window + 1, jnp.iinfo(jnp.int32).max)
         start = jnp.maximum(seen.min(), 0) // keys
     stop = (last.max() + keys - 1) // keys
+    by_head = pool.reshape(-1, size, dim)
+    head = jnp.arange(heads, dtype=jnp.int32)[:, None]
 
     def piece(turn: jax.Array, carried: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         most, total, out = carried
         ids = lax.dynamic_slice_in_dim(of_block, turn * pages, pages, axis=1)
-        cache = _numbers(pool[ids]).astype(q.dtype)  # [B, pages, 2 * Hkv, size, D]
-        k, v = cache[:, :, :heads], cache[:, :, heads:]
-        scores = jnp.einsum("bqhgd,bphsd->bqhgps", grouped, k, preferred_element_type=wide)
-        scores = scores.reshape(*scores.shape[:4], keys) * jnp.asarray(form.scale, wide)
+        # Head by head, so that a head's tokens lie one behind the other, as products want them: [B, Hkv, keys, D].
+        first = ids[:, None] * (2 * heads) + head
+        k, v = (_numbers(by_head[at]).astype(q.dtype).reshape(count, heads, keys, dim) for at in (first, first + heads))
+        scores = jnp.einsum("bhqgd,bhkd->bhqgk", grouped, k, preferred_element_type=wide)
+        scores = scores * jnp.asarray(form.scale, wide)
         if form.soft_cap is not None:
             scores = jnp.tanh(scores / form.soft_cap) * form.soft_cap
         key = turn * keys + jnp.arange(keys, dtype=jnp.int32)
         seen = key <= query[:, :, None]
         if form.window is not None:
             seen &= key > query[:, :, None] - form.window
-        visible = seen[:, :, None, None]
-        scores = jnp.where(visible, scores, -jnp.inf)
+        scores = jnp.where(seen[:, None, :, None], scores, -jnp.inf)
         highest = jnp.maximum(most, scores.max(-1))
         safe = jnp.where(jnp.isneginf(highest), 0, highest)
         weights = jnp.exp(scores - safe[..., None])
         fade = jnp.exp(most - safe)
         # What lies behind a row's keys may be anybody's, and no number: 0 times that is none either.
         there = key < last[:, None]
-        v = jnp.where(there.reshape(count, pages, 1, size, 1), v, 0)
-        weighted = weights.reshape(*weights.shape[:4], pages, size).astype(q.dtype)
-        more = jnp.einsum("bqhgps,bphsd->bqhgd", weighted, v, preferred_element_type=wide)
+        v = jnp.where(there[:, None, :, None], v, 0)
+        more = jnp.einsum("bhqgk,bhkd->bhqgd", weights.astype(q.dtype), v, preferred_element_type=wide)
         return highest, total * fade + weights.sum(-1), out * fade[..., None] + more
 
     shape = grouped.shape[:4]
@@ -130,7 +131,7 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
         _, total, out = piece(jnp.int32(0), none)
     else:
         _, total, out = lax.fori_loop(start, stop, piece, none)
-    out = out / jnp.where(total == 0, 1, total)[..., None]
+    out = jnp.swapaxes(out / jnp.where(total == 0, 1, total)[..., None], 1, 2)
     return scatter_outputs(out.reshape(count, per_block, all_heads, dim).astype(q.dtype), blocks)
 
 

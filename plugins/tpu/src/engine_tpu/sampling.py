@@ -104,7 +104,7 @@ def draw(
     logits = lax.cond(asked.penalties, lambda x: _penalised(x, tokens, rows), lambda x: x, logits)
     if masks is not None:
         logits = _constrained(logits, ~_bits(masks.allowed, logits.shape[1]))
-    likeliest = jnp.argmax(logits, axis=1).astype(jnp.int32)
+    likeliest = _likeliest(logits)
     drawn = lax.cond(
         asked.draws,
         lambda: jnp.where(rows.temperature > 0, _sampled(logits, rows, asked.filters), likeliest),
@@ -115,6 +115,14 @@ def draw(
     most = min(MAX_LOGPROBS, logits.shape[1])
     found = lax.cond(asked.logprobs, lambda: logprobs(raw, drawn, most), lambda: _no_logprobs(len(drawn), most))
     return tokens.at[rows.slot, rows.place].set(drawn), told, found
+
+
+def _likeliest(logits: jax.Array) -> jax.Array:
+    """int32 [N]; the first of the largest. `jnp.argmax` takes six times as long on a processor. Of a row that is no
+    number, any."""
+    ids = jnp.arange(logits.shape[1], dtype=jnp.int32)
+    largest = logits == logits.max(axis=1, keepdims=True)
+    return jnp.where(largest, ids, logits.shape[1] - 1).min(axis=1)
 
 
 def uniform(rows: SampledRows, purpose: int) -> jax.Array:

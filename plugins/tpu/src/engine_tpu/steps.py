@@ -156,6 +156,8 @@ class Steps:
         self._length = max_model_len
         self._cache_dtype = cache_dtype
         self._attend = attend
+        self._whole = NamedSharding(shards.mesh, PartitionSpec())
+        self._divided = NamedSharding(shards.mesh, self._pool_spec)
         by_xla = attend is attention.attend
         self._held = held(cache_dtype, self.devices[0].platform) if by_xla else cache_dtype
         self._num_tables = len(layout.tables)
@@ -189,7 +191,7 @@ class Steps:
     def memory_shapes(self, num_pages: int) -> tuple[Any, ...]:
         """The arrays of `memory` as `jax.ShapeDtypeStruct`, in its order."""
         shape = (num_pages, 2 * self._model.kv_heads * self._shards.size, self.page_size, self._head_size)
-        pool = jax.ShapeDtypeStruct(shape, self._held, sharding=self._sharding(self._pool_spec))
+        pool = jax.ShapeDtypeStruct(shape, self._held, sharding=self._divided)
         pools = (pool,) * (1 + max(site.pool for site in self._sites))
         width = -(-self._length // self.page_size)
         tables = (self._num_tables, self._slots + 1, width), (self._slots + 1, self._length + 1)
@@ -198,13 +200,6 @@ class Steps:
     @property
     def _pool_spec(self) -> PartitionSpec:
         return PartitionSpec(None, AXIS) if self._shards.size > 1 else PartitionSpec()
-
-    def _sharding(self, spec: PartitionSpec | None = None) -> NamedSharding:
-        return NamedSharding(self._shards.mesh, PartitionSpec() if spec is None else spec)
-
-    @property
-    def _whole(self) -> NamedSharding:
-        return self._sharding()
 
     def send(self, array: np.ndarray) -> jax.Array:
         """Start a copy to every device. The array is JAX's from then on: nobody may change it."""
@@ -343,8 +338,7 @@ class Steps:
         def function(pools: tuple[jax.Array, ...], packed: jax.Array) -> tuple[jax.Array, ...]:
             return tuple(pool.at[packed[1]].set(pool[packed[0]]) for pool in pools)
 
-        sharding = self._sharding(self._pool_spec)
-        return jax.jit(function, donate_argnums=0, out_shardings=sharding)
+        return jax.jit(function, donate_argnums=0, out_shardings=self._divided)
 
     def score(self, memory: Memory, hidden: jax.Array, packed: np.ndarray) -> Logprobs:
         """Log probabilities of the tokens at int32 [SCORED] slots and places, packed[1:], given the hidden states of

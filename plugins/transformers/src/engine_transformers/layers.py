@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -112,6 +113,7 @@ class Rows(Embedding):
     """This rank's rows of an embedding that is transformers' own, and whole on every rank: for a tied head."""
 
     def __init__(self, context: ModelContext, held: nn.Embedding) -> None:
+        super().__init__(replace(context, adapters=None), held.num_embeddings, held.embedding_dim, "")
         self._held = held
         self._part = vocabulary(held.num_embeddings, context.tp_size)[context.tp_rank].part
 
@@ -123,6 +125,13 @@ class Rows(Embedding):
     def params(self) -> list[Param]:
         """None of its own."""
         return []
+
+    def finish(self) -> None:
+        """Nothing is packed."""
+
+    def num_elements(self) -> int:
+        """None of its own."""
+        return 0
 
 
 def head(context: ModelContext, layer: nn.Linear, name: str, tied: Embedding | None) -> LMHead:

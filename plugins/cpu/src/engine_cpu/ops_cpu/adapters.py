@@ -68,12 +68,13 @@ class Adapters:
         kept: list[Packed] = []
         there = [pair for pair in parts if pair is not None]
         if there:
-            kept.append(self._linear.pack(memory.form, torch.cat([a for a, _ in there]).to(dtype), None))
+            whole = torch.cat([a for a, _ in there]).to(dtype)
+            kept.append(self._linear.pack(memory.form, whole, None, lasting=False))
             row[0], row[1] = kept[0].weight.data_ptr(), kept[0].outputs
         offset = 0
         for index, pair in enumerate(parts):
             if pair is not None:
-                kept.append(self._linear.pack(memory.form, pair[1].to(dtype), None))
+                kept.append(self._linear.pack(memory.form, pair[1].to(dtype), None, lasting=False))
                 rank = pair[0].shape[0]
                 row[2 + 3 * index : 5 + 3 * index] = torch.tensor([kept[-1].weight.data_ptr(), rank, offset])
                 offset += rank

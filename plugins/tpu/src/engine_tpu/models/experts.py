@@ -63,9 +63,12 @@ def routed(packed: Params, x: jax.Array, form: ExpertForm) -> jax.Array:
 
 
 def _grouped(x: jax.Array, packed: Params, sizes: jax.Array, expert: jax.Array) -> jax.Array:
-    """x [n, I], sorted by expert, by matrices [E, I, O]; times the scales [E, O] of rounded ones."""
-    out = lax.ragged_dot(x, packed["w"].astype(x.dtype), sizes)
-    if "s" not in packed:
-        return out
-    scale = packed["s"][jnp.minimum(expert, len(packed["s"]) - 1)]
-    return (out.astype(scale.dtype) * scale).astype(x.dtype)
+    """x [n, I], sorted by expert, by matrices [E, I, O], added up in float32 at least; times the scales [E, O] of
+    rounded ones."""
+    wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    # A TPU's grouped product has one way for bfloat16, and refuses another.
+    precision = lax.Precision.DEFAULT if x.dtype == jnp.bfloat16 else lax.Precision.HIGHEST
+    out = lax.ragged_dot(x, packed["w"].astype(x.dtype), sizes, precision=precision, preferred_element_type=wide)
+    if "s" in packed:
+        out = out * packed["s"][jnp.minimum(expert, len(packed["s"]) - 1)]
+    return out.astype(x.dtype)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
     from engine_sdk.conformance.model.encoder import EncoderModelConformance
     from engine_sdk.conformance.model.encoder_decoder import EncoderDecoderConformance
+    from engine_sdk.conformance.model.served import ServedModelConformance
     from engine_sdk.conformance.model.suite import ModelConformance
     from engine_sdk.conformance.nodes import NodesConformance
     from engine_sdk.conformance.ops.suite import OpsAround, OpsConformance, OpsThorough
@@ -82,6 +83,7 @@ __all__ = [
     "ReasoningParserConformance",
     "RouterConformance",
     "SchedulingPolicyConformance",
+    "ServedModelConformance",
     "TokenizerConformance",
     "ToolParserConformance",
 ]
@@ -114,7 +116,7 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
 
 VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"model": ("EncoderModelConformance", "EncoderDecoderConformance")}
+    {"model": ("EncoderModelConformance", "EncoderDecoderConformance", "ServedModelConformance")}
 )
 """Further suites of a point, in the place of the first for some of its drivers (`Conformance.suite_for`)."""
 
@@ -144,6 +146,7 @@ _HOMES = {
     "QuantizationConformance": "quantization",
     "RouterConformance": "router",
     "SchedulingPolicyConformance": "scheduling_policy",
+    "ServedModelConformance": "model.served",
     "TokenizerConformance": "tokenizer",
     "ToolParserConformance": "tool_parser",
     "ReasoningParserConformance": "reasoning_parser",

@@ -267,6 +267,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "probabilities_are_a_distribution drafts_are_drawn_from_their_probabilities "
                 "what_is_accepted_has_the_targets_distribution",
             ),
+            Capability("tokens of numpy, and no torch, beside another framework", "tokens_of_numpy"),
         ),
         "grammar": (
             Capability("choice", _JSON, "choice-.*"),
@@ -493,7 +494,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "what_the_encoder_reads_has_influence",
             ),
             Capability("token types", "token_types"),
-            Capability("tensor parallel over {} ranks", "tensor_parallel", "(.*)"),
+            Capability("tensor parallel over {} ranks", "tensor_parallel divided", "(.*)"),
             Capability(
                 "pipeline stages, listeners between layers",
                 "the_walk_owns_the_layers the_walk_cuts_stages the_walk_selects_tokens wanted_rows",

@@ -527,8 +527,10 @@ class ModelSuite(Conformance):
 
     @classmethod
     def suite_for(cls, subject: Subject) -> str:
-        """The suite of encoders, where the driver is one."""
+        """The suite of encoders, where the driver is one; of other frameworks' models, where it is one of these."""
         card = cast("type[ModelCard]", subject.card)
+        if card.framework not in (None, "torch"):
+            return "ServedModelConformance"
         try:
             encoder = card.describe(cls.config_for(subject.candidate.name)).whole_prompts
         except (CheckpointError, UnsupportedModelError):
