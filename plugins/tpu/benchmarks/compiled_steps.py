@@ -7,11 +7,9 @@ minute.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
-import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -29,6 +27,7 @@ from engine_tpu.device import set_numbers
 from engine_tpu.models import cards
 from engine_tpu.models.decoder import Decoder
 from engine_tpu.platform import TpuPlatform
+from engine_tpu.sampling import Masks
 from engine_tpu.steps import Steps, _jit_draw, sites_of
 from engine_tpu.weights import AXIS, Matrices, Rows, Shards
 
@@ -69,18 +68,13 @@ class Told(NamedTuple):
         kept: bytes of weights, cache and tables.
         in_place: bytes of cache and tables that the step gives back where they lay.
         besides: bytes that it needs while it runs.
-        moved: bytes that it reads and writes. Of the cache all is counted at each write and each kernel, so a small
-            one tells more.
         operations: of floating point; the attention kernel's are not among them.
-        draw_besides: bytes that the draw needs while it runs.
     """
 
     kept: int
     in_place: int
     besides: int
-    moved: float
     operations: float
-    draw_besides: int
 
 
 class Shapes(Shards):
@@ -136,53 +130,61 @@ def steps_of(
 
 
 def compiled(steps: Steps, bucket: Bucket, pages: int) -> Told:
-    """Compile a bucket's step, and its draw."""
-    pools, blocks, tokens = steps.memory_shapes(pages)
-    numbers = partial(jax.ShapeDtypeStruct, dtype=np.int32, sharding=steps._whole)
-    packed = numbers((steps.packing(bucket).drawing.stop,))
-    step = steps._jit_forward(bucket).lower(steps._params, pools, blocks, tokens, packed).compile()
-    vocab = steps._model._model.vocab_size
-    logits = jax.ShapeDtypeStruct((bucket.draws, vocab), np.float32, sharding=steps._whole)
-    drawing = numbers((sum(drawing_sizes(bucket.draws).values()),))
-    draw = _jit_draw(steps._whole).lower(logits, tokens, numbers((bucket.draws,)), drawing, None).compile()
-    memory, cost = step.memory_analysis(), step.cost_analysis()
+    """Compile a bucket's step, over a cache of so many pages."""
+    packed = _numbers(steps, (steps.packing(bucket).drawing.stop,))
+    arguments = steps._params, *steps.memory_shapes(pages), packed
+    step = steps._jit_forward(bucket).lower(*arguments).compile()
+    memory = step.memory_analysis()
     return Told(
         kept=memory.argument_size_in_bytes,
         in_place=memory.alias_size_in_bytes,
         besides=memory.temp_size_in_bytes,
-        moved=cost["bytes accessed"],
-        operations=cost["flops"],
-        draw_besides=draw.memory_analysis().temp_size_in_bytes,
+        operations=step.cost_analysis()["flops"],
     )
 
 
+def compiled_draws(steps: Steps, count: int) -> int:
+    """Compile the draw of so many tokens, without masks and with: bytes that it needs while it runs."""
+    vocab = steps._model._model.vocab_size
+    logits, words = (
+        jax.ShapeDtypeStruct((count, width), dtype, sharding=steps._whole)
+        for width, dtype in ((vocab, np.float32), (-(-vocab // 32), np.uint32))
+    )
+    _, _, tokens = steps.memory_shapes(2)
+    given = logits, tokens, _numbers(steps, (count,)), _numbers(steps, (sum(drawing_sizes(count).values()),))
+    draws = (_jit_draw(steps._whole).lower(*given, masks).compile() for masks in (None, Masks(words, words, logits)))
+    return max(draw.memory_analysis().temp_size_in_bytes for draw in draws)
+
+
+def _numbers(steps: Steps, shape: tuple[int, ...]) -> Any:
+    return jax.ShapeDtypeStruct(shape, np.int32, sharding=steps._whole)
+
+
 CASES = (
-    ("Qwen3-0.6B", QWEN3, 1),
-    ("Llama-3.1-8B", LLAMA, 4),
-)
-STEPS = (
-    ("decode, 32 rows", Bucket(32, 32, 32, True)),
-    ("prompt of 2,048 tokens", Bucket(16, 2048, 16, False)),
+    ("Qwen3-0.6B", QWEN3, 1, "decode, 32 rows", Bucket(32, 32, 32, True)),
+    ("Qwen3-0.6B", QWEN3, 1, "prompt of 2,048 tokens", Bucket(16, 2048, 16, False)),
+    ("Llama-3.1-8B", LLAMA, 4, "decode, 32 rows", Bucket(32, 32, 32, True)),
 )
 
 
 def main() -> None:
-    """Print the table, row by row."""
+    """Print the table, row by row, and what the draw takes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="*", default=range(len(CASES)), help="of the table, from 0 on")
+    parser.add_argument("--draws", action="store_true", help="compile draws of 32 tokens too, which takes longest")
+    given = parser.parse_args()
     devices = devices_of("v5e:2x2")
-    print("| model | v5e chips | step | weights | memory besides, of the draw | moved | operations |")
-    print("|---|---|---|---|---|---|---|")
-    for name, config, count in CASES:
+    print("| model | v5e chips | step | weights | memory besides | operations |\n|---|---|---|---|---|---|")
+    for name, config, count, said, bucket in (CASES[row] for row in given.rows):
         steps = steps_of(config, devices[:count], 32, 2048, BFLOAT16)
-        for said, bucket in STEPS:
-            began = time.monotonic()
-            told = compiled(steps, bucket, 2)
-            print(
-                f"| {name} | {count} | {said} | {(told.kept - told.in_place) / 1e9:.2f} GB "
-                f"| {told.besides / 1e6:,.0f} MB, {told.draw_besides / 1e6:,.0f} MB | {told.moved / 1e9:.2f} GB "
-                f"| {told.operations / 1e9:,.1f} G |",
-                flush=True,
-            )
-            print(f"compiled in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        told = compiled(steps, bucket, 2)
+        print(
+            f"| {name} | {count} | {said} | {(told.kept - told.in_place) / 1e9:.2f} GB | {told.besides / 1e6:,.0f} MB "
+            f"| {told.operations / 1e9:,.0f} G |",
+            flush=True,
+        )
+        if given.draws:
+            print(f"(the draw of 32 tokens: {compiled_draws(steps, 32) / 1e6:,.0f} MB)", flush=True)
 
 
 if __name__ == "__main__":

@@ -231,6 +231,7 @@ def test_steps_are_compiled(model: str, devices: int, form: dict[str, Any]) -> N
         cache = pages * steps.page_bytes / devices
         assert told.in_place >= cache and told.besides < cache / 4
         assert told.operations > 0 and told.kept > told.in_place
+    assert compiled_steps.compiled_draws(steps, 8) > 0
 
 
 @pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])

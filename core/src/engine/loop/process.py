@@ -39,6 +39,7 @@ def serve(start: CoreStart, parent: Parent[ToCore]) -> int:
     """Build the engine core and run it until told to stop. Returns the exit code."""
     if start.worker.log_format != "text":
         brought("logs", f"log {start.worker.log_format}").log_as(start.worker.log_format)
+    start = msgspec.structs.replace(start, worker=msgspec.structs.replace(start.worker, home=parent.directory))
     core = assemble_core(start, prepare=start.grammar_warm_up)
     parent.at_end.callback(core.shutdown)
     gc.collect()

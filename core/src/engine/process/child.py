@@ -65,6 +65,7 @@ class Child(Generic[T]):
         silence: seconds; a child that says nothing sends a `Beat` now and then.
         patience: the flag that allows it more, for errors.
         pass_fds: descriptors that it inherits.
+        home: where its directory is made, see `private_directory`; of this machine.
         elsewhere: None: it runs on this machine.
 
     Attributes:
@@ -88,6 +89,7 @@ class Child(Generic[T]):
         silence: float = math.inf,
         patience: str = "--step-timeout",
         pass_fds: Sequence[int] = (),
+        home: str = "",
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self._what = what
@@ -119,7 +121,7 @@ class Child(Generic[T]):
                 link = msgspec.structs.replace(link, outputs=self.inbox.address)
             self._link = link
             if elsewhere is None:
-                self._process: NodeProcess = LocalProcess(module, opening(link, start), what, pass_fds)
+                self._process: NodeProcess = LocalProcess(module, opening(link, start), what, pass_fds, home)
             else:
                 self._process = elsewhere.spawn(module, opening(link, start), what)
         except zmq.ZMQError as error:

@@ -63,12 +63,13 @@ class LocalProcess:
         start: what is written to its standard input, which then stays open: see `engine.process.wire.opening`.
         what: it is, for errors: "the engine core".
         pass_fds: descriptors that it inherits.
+        home: see `private_directory`.
 
     Raises EngineDeadError where it cannot be started.
     """
 
-    def __init__(self, module: str, start: bytes, what: str, pass_fds: Sequence[int] = ()) -> None:
-        self.directory = private_directory(what)
+    def __init__(self, module: str, start: bytes, what: str, pass_fds: Sequence[int] = (), home: str = "") -> None:
+        self.directory = private_directory(what, home)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, self.directory],
@@ -143,12 +144,12 @@ def _ended(process: psutil.Process) -> bool:
         return True
 
 
-def private_directory(what: str) -> str:
-    """A new directory that only this user may enter, for sockets whose names are at most LONGEST_NAME bytes: in the
-    system's temporary folder, or in /tmp where that folder's path is too long for sockets. Raises EngineDeadError
-    where none can be made: no such folder, not writable, full."""
+def private_directory(what: str, home: str = "") -> str:
+    """A new directory that only this user may enter, for sockets whose names are at most LONGEST_NAME bytes: in `home`
+    or the system's temporary folder, or in /tmp where that folder's path is too long for sockets. Raises
+    EngineDeadError where none can be made: no such folder, not writable, full."""
     try:
-        directory = tempfile.mkdtemp(prefix="engine-")
+        directory = tempfile.mkdtemp(prefix="engine-", dir=home or None)
         if len(os.fsencode(directory)) + 1 + LONGEST_NAME > LONGEST_SOCKET_PATH:
             os.rmdir(directory)
             directory = tempfile.mkdtemp(prefix="engine-", dir="/tmp")

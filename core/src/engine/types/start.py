@@ -83,6 +83,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         parallel: over how many workers the model is divided.
         place: this worker's among them.
         rendezvous: a private directory where the ranks of one machine meet; the executor makes it. "" for one rank.
+        home: the private directory of the core's process, in which those of its ranks are made: they go with it.
         meeting: one where the workers of several engine cores meet that share experts; who starts the cores makes it.
         num_threads: most processor threads that the worker may compute with; None leaves it to the framework. An
             executor of several ranks divides them.
@@ -115,6 +116,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     parallel: Parallel = Parallel()
     place: Place = Place()
     rendezvous: str = ""
+    home: str = ""
     meeting: str = ""
     num_threads: int | None = None
     data_parallel_rank: int = 0

@@ -33,6 +33,13 @@ public:
         if (at_ >= end_) at_ = then_;
     }
 
+    // The same, and of a panel so many bytes behind.
+    template <std::size_t BYTES>
+    void unit_of_two(std::size_t behind) {
+        for (std::size_t i = 0; i < BYTES; i += 64) __builtin_prefetch(at_ + behind + i, 0, LEVEL_2);
+        unit<BYTES>();
+    }
+
 private:
     static constexpr int LEVEL_2 = 2;
 

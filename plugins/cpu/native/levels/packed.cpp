@@ -70,6 +70,24 @@ struct Product {
     const std::uint8_t* words;  // of x
     Output<typename How::Element> out;
 
+    // One row, and two panels that lie side by side: each sum waits for the one before it, and twice as many of them wait no
+    // longer.
+    void two_panels(std::size_t panel, Fetch fetch) const {
+        const std::size_t units = layout.units(), plane = units * 4, bytes = layout.panel_bytes();
+        const std::uint8_t *w = weight + panel * bytes, *x = words;
+        Floats sums[2][VECTORS];
+        for (auto& of_panel : sums)
+            for (Floats& sum : of_panel) sum = Floats::zero();
+        for (std::size_t u = 0; u < units; ++u, w += PANEL * 4, x += 4) {
+            fetch.unit_of_two<PANEL * 4>(bytes);
+            const auto left = How::spread(x, plane);
+            for (std::size_t p = 0; p < 2; ++p)
+                for (std::size_t v = 0; v < VECTORS; ++v)
+                    sums[p][v] = How::step(sums[p][v], How::widened(Words::load(w + p * bytes + v * Words::LANES * 4)), left);
+        }
+        for (std::size_t p = 0; p < 2; ++p) out.put(0, panel + p, sums[p]);
+    }
+
     template <std::size_t MR>
     void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
         const std::size_t units = layout.units(), plane = units * MR * 4;
@@ -178,6 +196,11 @@ void multiply(const Packed& a, int threads) {
     if constexpr (WIDENS_ONCE)
         if (a.rows >= MANY_FROM) return many_rows<T, 4 / sizeof(T)>(a, threads, widen_units<How>);
     const Prepared<How> of{a};
+    if constexpr (How::PLANES > 1)
+        if (a.rows == 1 && a.layout.panels() >= 4 * static_cast<std::size_t>(std::max(threads, 1))) {
+            of.prepare(0, 1);
+            return over_pairs(a.layout, a.weight, of.product(), threads);
+        }
     over_panels<MOST>(a.layout, a.weight, a.rows, of.product(), threads,
                       [&](std::size_t row, std::size_t size) { of.prepare(row, size); });
 }

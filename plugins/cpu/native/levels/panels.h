@@ -94,6 +94,20 @@ void over_panels(const Layout& layout, const void* weight, std::size_t rows, con
     });
 }
 
+// The same of one row that is prepared, two panels at a time.
+template <typename Kernel>
+void over_pairs(const Layout& layout, const void* weight, const Kernel& kernel, int threads) {
+    const std::size_t panels = layout.panels(), bytes = layout.panel_bytes(), pairs = (panels + 1) / 2;
+    const auto address = [&](std::size_t panel) { return static_cast<const std::uint8_t*>(weight) + panel * bytes; };
+    parallel_runs(threads, pairs, 0, [&](std::size_t begin, std::size_t end, std::size_t next) {
+        for (std::size_t index = begin; index < end; ++index) {
+            const std::size_t panel = index * 2, then = 2 * (index + 1 < end ? index + 1 : std::min(next, pairs - 1));
+            const Fetch fetch = Fetch::along(address(panel), address(then), bytes);
+            panel + 1 < panels ? kernel.two_panels(panel, fetch) : kernel.template tile<1>(panel, 0, fetch);
+        }
+    });
+}
+
 // The same of several products of one layout, with few rows each: prepare(item, row, size), then every panel of every
 // weight in one go, so that threads wait for each other once and not once a product. kernels[item] computes.
 template <std::size_t MOST, typename Kernel, typename Prepare>

@@ -16,12 +16,14 @@ import contextlib
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import select
 import shutil
 import socket
 import struct
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +39,17 @@ from engine_parallel.page import Page
 if TYPE_CHECKING:
     from engine.types.start import CoreStart
 
+log = logging.getLogger("engine.parallel")
+
+FAILED = 1
+"""The exit code of a process that has logged why it ends."""
 MEET_SECONDS = 1800.0
 """How long a core waits for the others when it starts: as long as an executor for its ranks."""
 ANSWER_SECONDS = 5.0
 """How long one that has called may take to say who it is."""
 RETRY_SECONDS = 0.02
+LEFT_SECONDS = 5.0
+"""When a core has left while this one starts, how long it may be told to stop, too, and the reason be heard."""
 GRACE_SECONDS = 1.0
 """When a core has left, how long the others go on reading messages: mostly all of them are being stopped."""
 PAUSE_SECONDS = 0.01
@@ -104,7 +112,7 @@ def of_core(start: CoreStart) -> Star:
         *(worker.max_model_len, worker.max_num_seqs, worker.max_num_batched_tokens),
         worker.num_kv_pages is None and worker.kv_cache_memory is None,  # a largest step is made to find out
     )
-    return Star(
+    star = Star(
         start.lockstep or f"ipc://{worker.meeting}/lockstep",
         worker.dp_rank,
         worker.parallel.dp,
@@ -112,8 +120,11 @@ def of_core(start: CoreStart) -> Star:
         + msgspec.msgpack.encode(same, order="deterministic"),
         token=Path(start.lockstep_token).read_bytes().strip() if start.lockstep_token else b"",
         meeting=worker.meeting,
+        home=worker.home,
         answer=start.step_timeout / 2,
     )
+    threading.Thread(target=star.watch_start, name="lockstep", daemon=True).start()
+    return star
 
 
 class Star:
@@ -124,7 +135,7 @@ class Star:
         rank, size: this core's place.
         same: what has to be equal in all of them; one that differs is refused.
         token: of who may join over tcp; b"" asks for none.
-        meeting: of rank 0: the directory that it names to the others; "": one that ends with this object.
+        meeting: of rank 0: the directory that it names to the others; "": one in `home` that ends with this object.
         meet, answer: seconds to wait for the others when they start, and for each agreement.
 
     Attributes:
@@ -144,6 +155,7 @@ class Star:
         same: bytes = b"",
         token: bytes = b"",
         meeting: str = "",
+        home: str = "",
         meet: float = MEET_SECONDS,
         answer: float = 300.0,
     ) -> None:
@@ -157,6 +169,7 @@ class Star:
         self._token = token
         self._answer = answer
         self._awake = False
+        self._started = threading.Event()
         self._lost: EngineDeadError | None = None
         self._lost_at = 0.0
         self._sockets: dict[int, socket.socket] = {}  # of rank 0: the others', by rank; of these: rank 0's
@@ -170,7 +183,7 @@ class Star:
         try:
             if rank == 0:
                 if not meeting:
-                    self.meeting = self._made = tempfile.mkdtemp(prefix="engine-")
+                    self.meeting = self._made = tempfile.mkdtemp(prefix="engine-", dir=home or None)
                 self._make_page(f"{self.meeting}/{PAGE}")
                 self._receive_all(deadline)
             else:
@@ -309,6 +322,7 @@ class Star:
         return self._page.begun(self._step + 1)  # whoever begins calls, which may have been heard before
 
     def agree(self, tokens: int, decodes: bool) -> Agreed | None:
+        self._started.set()
         numbers = None if self._lost is not None else self._exchange(2 * tokens + (not decodes))
         if numbers is None:
             self._leave()
@@ -397,6 +411,16 @@ class Star:
             if other != rank:
                 self._tell(other, connection)
 
+    def watch_start(self) -> None:
+        """Until the first step: workers wait for those of other cores for half an hour, and nothing else would end them
+        where such a core has left. Ends this process then. Takes no call away: another thread may wait for it."""
+        page = self._page
+        while page is not None and not self._started.wait(LEFT_SECONDS / 10):
+            left = page.left is not None or any(_has_left(connection) for connection in self._sockets.values())
+            if left and not self._started.wait(LEFT_SECONDS):
+                log.error("the engine core cannot start: %s", self.gone())
+                os._exit(FAILED)
+
     def _leave(self) -> None:
         """Nothing is computed any more. Raises why, but for a moment in which this core may be told to stop, too."""
         assert self._lost is not None
@@ -405,6 +429,7 @@ class Star:
         time.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
+        self._started.set()
         if self._page is not None:
             self._page.leave(self.rank)
             self._page.close()

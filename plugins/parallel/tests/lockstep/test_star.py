@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +218,29 @@ def test_who_has_left_is_named_to_those_who_did_not_ask(asleep: bool, tmp_path: 
     other.close()
 
 
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_one_that_leaves_while_another_starts_ends_it(
+    leaves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers may wait for those of the one that has left, and hear of nothing."""
+    monkeypatch.setattr(lockstep, "LEFT_SECONDS", 0.1)
+    ended: list[int] = []
+    monkeypatch.setattr(lockstep.os, "_exit", ended.append)
+    stars = [future.result(20) for future in [start(f"ipc://{tmp_path}/a", rank, 2) for rank in range(2)]]
+    watch = threading.Thread(target=stars[1 - leaves].watch_start, daemon=True)
+    watch.start()
+    for connection in stars[leaves]._sockets.values():
+        connection.close()  # as one that is killed
+    deadline = time.monotonic() + 20
+    while not ended:
+        assert time.monotonic() < deadline
+    assert ended[0] == lockstep.FAILED
+    for star in stars:
+        star.close()
+    watch.join(20)
+    assert not watch.is_alive()
+
+
 def _worker(**changes: Any) -> WorkerStart:
     model = ModelDescription(
         architecture="M", dtype="float32", vocab_size=8, hidden_size=4, num_layers=1, num_q_heads=1, max_model_len=8,
@@ -233,13 +257,13 @@ def _worker(**changes: Any) -> WorkerStart:
 
 def test_what_has_to_be_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """What decides how many collectives cores make, and not what is each core's own."""
-    monkeypatch.setattr(lockstep, "Star", lambda *_, same, **__: same)
+    monkeypatch.setattr(lockstep, "Star", lambda *_, same, **__: SimpleNamespace(same=same, watch_start=lambda: None))
     monkeypatch.setattr(lockstep, "brought", lambda *_: lambda worker: b"weights")
 
     def same(**changes: Any) -> Any:
         return lockstep.of_core(SimpleNamespace(  # type: ignore[arg-type]
             worker=_worker(**changes), lockstep="", lockstep_token="", step_timeout=1.0,
-        ))  # fmt: skip
+        )).same  # fmt: skip
 
     model = msgspec.structs.replace(_worker().model, generates=False)
     assert same() == same(num_kv_pages=12, first_dp_rank=1) == same(num_kv_pages=None, kv_cache_memory=1 << 20)

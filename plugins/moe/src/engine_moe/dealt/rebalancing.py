@@ -1,9 +1,10 @@
 """Experts dealt anew by load, while steps go on (EPLB).
 
-All ranks count steps alike, and each hears the others' loads, so all find the same placement before the same step.
-Then some weights move before each step, never more than `step_bytes` on a rank but for one expert, and with them, at
-once, the table by which the next step finds experts: before, in between and after every token is computed by the
-experts that it chose. Weights are overwritten where they lie, so that what is captured goes on with the new ones.
+All ranks count steps alike, and each hears the others' loads, so all find the same placement before the same step: of
+one layer before each step, for with hundreds of experts and ranks that takes milliseconds. Then some weights move
+before each step, never more than `step_bytes` on a rank but for one expert, and with them, at once, the table by which
+the next step finds experts: before, in between and after every token is computed by the experts that it chose. Weights
+are overwritten where they lie, so that what is captured goes on with the new ones.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Rebalancing(Counting):
     While it is there no rank leaves out rows that nobody reads: engine cores that share experts count on all of them.
 
     Attributes:
+        due: layers whose experts are to be dealt, with the load of each expert.
         wanted: the placement of each layer that is on its way.
         moved: experts that came to a place, all ranks together, since start.
     """
@@ -53,6 +55,7 @@ class Rebalancing(Counting):
         self._step_bytes = step_bytes
         self._steps = 0
         self._before = [np.zeros(layer.experts, np.int64) for layer in layers]
+        self.due: dict[int, np.ndarray] = {}
         self.wanted: dict[int, np.ndarray] = {}
         self.moved = 0
         if every:
@@ -67,19 +70,22 @@ class Rebalancing(Counting):
     def inputs(self, plan: StepPlan, num_tokens: int, tokens_per_row: int) -> Mapping[str, torch.Tensor]:
         """Asked before each step that computes something, on all ranks: also where an engine core has nothing to do but
         padding."""
-        if self._every and self._steps and self._steps % self._every == 0:
-            self._deal()
+        if self._every and self._steps and self._steps % self._every == 0 and not self.due:
+            self.due = dict(enumerate(self._loads()))
         self._steps += 1
+        if self.due:
+            self._deal()
         if self.wanted:
             self._move()
         return {}
 
     def _deal(self) -> None:
-        """Find where experts are to go, by what each got since the last time."""
-        for index, (layer, load) in enumerate(zip(self.layers, self._loads(), strict=True)):
-            wanted = balanced(load, layer.starts)
-            if heaviest(load, wanted, layer.starts) <= WORTH * heaviest(load, layer.placement, layer.starts):
-                self.wanted[index] = aligned(layer.placement, wanted, layer.starts)
+        """Find where the experts of the next layer are to go, by what each got since the last time."""
+        index = next(iter(self.due))
+        layer, load = self.layers[index], self.due.pop(index)
+        wanted = balanced(load, layer.starts)
+        if heaviest(load, wanted, layer.starts) <= WORTH * heaviest(load, layer.placement, layer.starts):
+            self.wanted[index] = aligned(layer.placement, wanted, layer.starts)
 
     def _loads(self) -> list[np.ndarray]:
         """Of each layer's experts, all ranks together: the same numbers on all of them."""

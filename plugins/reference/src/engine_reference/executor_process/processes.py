@@ -58,7 +58,7 @@ class Ranks:
 
             elsewhere = Elsewhere(spawn, nodes.here, seat.address, nodes.timeout)
         message = RankStart(worker, start)
-        return Child(MODULE, message, News, what=f"rank {place.rank}", elsewhere=elsewhere)
+        return Child(MODULE, message, News, what=f"rank {place.rank}", home=start.home, elsewhere=elsewhere)
 
     @property
     def directory(self) -> str:
