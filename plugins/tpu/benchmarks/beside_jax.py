@@ -3,7 +3,8 @@
 `python plugins/tpu/benchmarks/beside_jax.py` makes a random Llama (110 million parameters by default), writes it to a
 temporary folder, and lets both write tokens greedily, in turn. The plain loop is the best that one can write without an
 engine: a jitted step over a contiguous cache that is donated, whose token stays on the device, where all are left until
-the last is there. It prints tokens per second of each, the ratio of each pair, and their median.
+the last is there. It prints tokens per second of each, what a token takes of all processors together, which says more
+on a machine that others use, the ratios of each pair, and their medians.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,28 @@ def save(folder: Path, config: dict[str, Any]) -> None:
 
 
 _NORMS = ("input", "post_attention")
+
+
+class Took(NamedTuple):
+    """What some tokens took: seconds, and those of all processors together."""
+
+    seconds: float
+    processors: float
+
+    @classmethod
+    def since(cls, began: Took) -> Took:
+        """From then on."""
+        now = cls.now()
+        return cls(now.seconds - began.seconds, now.processors - began.processors)
+
+    def of_each(self, count: int) -> Took:
+        """Of so many tokens."""
+        return Took(self.seconds / count, self.processors / count)
+
+    @classmethod
+    def now(cls) -> Took:
+        """The clocks."""
+        return cls(time.perf_counter(), time.process_time())
 
 
 class PlainLoop:
@@ -137,46 +160,46 @@ class PlainLoop:
         logits = linear(rms_norm(x, params["norm"], 1e-6), params["head"])
         return cache, jnp.argmax(logits[0]).astype(jnp.int32), position + 1
 
-    def __call__(self, prompt: list[int], tokens: int) -> tuple[list[int], float]:
-        """So many tokens after the prompt, and the seconds that they took, the prompt's not counted."""
+    def __call__(self, prompt: list[int], tokens: int) -> tuple[list[int], Took]:
+        """So many tokens after the prompt, and what they took, the prompt's not counted."""
         cache = jnp.zeros(self._shape, jnp.float32)
         position = jnp.int32(0)
         for token in prompt:
             cache, drawn, position = self._step(self._params, cache, jnp.int32(token), position)
         drawn.block_until_ready()
-        found, began = [drawn], time.perf_counter()
+        found, began = [drawn], Took.now()
         for _ in range(tokens - 1):
             cache, drawn, position = self._step(self._params, cache, drawn, position)
             found.append(drawn)
         drawn.block_until_ready()
-        return [int(one) for one in found], time.perf_counter() - began
+        took = Took.since(began)
+        return [int(one) for one in found], took
 
 
-def through_the_engine(llm: LLM, prompt: list[int], tokens: int) -> tuple[list[int], float]:
+def through_the_engine(llm: LLM, prompt: list[int], tokens: int) -> tuple[list[int], Took]:
     """The same through the engine: from its first token on."""
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     llm.llm_engine.add_request(str(time.monotonic_ns()), {"prompt_token_ids": prompt}, params)
-    began, done = 0.0, None
+    began, done = None, None
     while done is None:
         for output in llm.llm_engine.step():
-            began = began or time.perf_counter()
+            began = began or Took.now()
             done = output if output.finished else None
-    return list(done.outputs[0].token_ids), time.perf_counter() - began
+    assert began is not None
+    return list(done.outputs[0].token_ids), Took.since(began)
 
 
-def compared(
-    loop: Callable[..., Any], engine: Callable[..., Any], tokens: int, pairs: int
-) -> list[tuple[float, float]]:
-    """Tokens per second of both, pair by pair. Raises SystemExit where they write something else."""
+def compared(loop: Callable[..., Any], engine: Callable[..., Any], tokens: int, pairs: int) -> list[tuple[Took, Took]]:
+    """What a token takes both, pair by pair; tells where they write something else."""
     rng, found = np.random.default_rng(1), []
     for number in range(pairs + 1):
         prompt = rng.integers(1, VOCAB_SIZE, 16).tolist()
-        (plain, plain_seconds), (mine, seconds) = loop(prompt, tokens), engine(prompt, tokens)
+        (plain, plain_took), (mine, took) = loop(prompt, tokens), engine(prompt, tokens)
         same = next((n for n, (a, b) in enumerate(zip(plain, mine, strict=True)) if a != b), tokens)
         if same < tokens:
             print(f"(the texts differ from token {same} on: two products in float32)")
         if number:  # the first warms up
-            found.append(((tokens - 1) / plain_seconds, (tokens - 1) / seconds))
+            found.append((plain_took.of_each(tokens - 1), took.of_each(tokens - 1)))
     return found
 
 
@@ -209,10 +232,16 @@ def main() -> None:
                 PlainLoop(folder, config, length), partial(through_the_engine, llm), given.tokens, given.pairs
             )
     print(f"{size / 1e6:.0f} million parameters, float32, {given.tokens} tokens after 16, one stream")
-    print("| plain loop, tokens/s | engine, tokens/s | ratio |\n|---|---|---|")
-    for plain, mine in pairs:
-        print(f"| {plain:.2f} | {mine:.2f} | {mine / plain:.3f} |")
-    print(f"median ratio {statistics.median(mine / plain for plain, mine in pairs):.3f}")
+    print("| plain loop, tokens/s | engine, tokens/s | ratio | plain loop, processors' ms | engine | ratio |")
+    print("|---|---|---|---|---|---|")
+    ratios = [[plain_spent / spent for plain_spent, spent in zip(plain, mine, strict=True)] for plain, mine in pairs]
+    for (plain, mine), (by_time, by_work) in zip(pairs, ratios, strict=True):
+        print(
+            f"| {1 / plain.seconds:.2f} | {1 / mine.seconds:.2f} | {by_time:.3f} "
+            f"| {plain.processors * 1e3:.2f} | {mine.processors * 1e3:.2f} | {by_work:.3f} |"
+        )
+    by_time, by_work = (statistics.median(column) for column in zip(*ratios, strict=True))
+    print(f"median ratios {by_time:.3f} and {by_work:.3f}")
 
 
 if __name__ == "__main__":

@@ -106,7 +106,8 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
         # Head by head, so that a head's tokens lie one behind the other, as products want them: [B, Hkv, keys, D].
         first = ids[:, None] * (2 * heads) + head
         k, v = (_numbers(by_head[at]).astype(q.dtype).reshape(count, heads, keys, dim) for at in (first, first + heads))
-        scores = jnp.einsum("bhqgd,bhkd->bhqgk", grouped, k, preferred_element_type=wide)
+        # Keys stand first: what XLA turns round for the product are the few queries, and the scores behind it.
+        scores = jnp.moveaxis(jnp.einsum("bhkd,bhqgd->bhkqg", k, grouped, preferred_element_type=wide), 2, -1)
         scores = scores * jnp.asarray(form.scale, wide)
         if form.soft_cap is not None:
             scores = jnp.tanh(scores / form.soft_cap) * form.soft_cap

@@ -45,7 +45,7 @@ _NONE = np.empty(0, np.int32)
 
 
 @dataclass
-class Request:
+class ServedRequest:
     """A request in a worker.
 
     Args:
@@ -79,9 +79,9 @@ class Served:
         self._new: list[NewSlot] = []
         self._step = 0
 
-    def begin(self, ids: Sequence[int]) -> Request:
+    def begin(self, ids: Sequence[int]) -> ServedRequest:
         """A request with this prompt."""
-        request = Request(self._slots.pop(), list(ids), [[] for _ in self._tables])
+        request = ServedRequest(self._slots.pop(), list(ids), [[] for _ in self._tables])
         alternatives = min(MAX_LOGPROBS, self._start.model.vocab_size)
         params = SamplingParams(temperature=0, seed=0, logprobs=alternatives, prompt_logprobs=alternatives)
         self._new.append(
@@ -92,12 +92,12 @@ class Served:
         )  # fmt: skip
         return request
 
-    def end(self, request: Request) -> None:
+    def end(self, request: ServedRequest) -> None:
         """It has ended: others get its slot, and its pages as they are."""
         self._slots.append(request.slot)
         self._free = [page for pages in request.pages for page in pages] + self._free
 
-    def step(self, parts: Sequence[tuple[Request, int]]) -> None:
+    def step(self, parts: Sequence[tuple[ServedRequest, int]]) -> None:
         """Compute so many more tokens of each; those of which all are computed draw one more, greedily."""
         ordered = sorted(parts, key=lambda part: (not self._decodes(*part), part[1]))
         requests, counts = [part[0] for part in ordered], np.array([part[1] for part in ordered], np.int32)
@@ -108,7 +108,8 @@ class Served:
             num_tokens=counts, samples=samples, num_decodes=sum(self._decodes(*part) for part in ordered),
             new_slots=self._new, new_blocks=[self._blocks(table, ordered) for table in range(len(self._tables))],
         )  # fmt: skip
-        self._new, self._step = [], self._step + 1
+        self._new = []
+        self._step += 1
         result = self._worker.execute(plan).result()
         for request, count in ordered:
             request.computed += count
@@ -121,17 +122,17 @@ class Served:
             self._tell(requests, drawn, drawn.row, (computed + counts - 1)[drawn.row])
 
     @staticmethod
-    def _decodes(request: Request, count: int) -> bool:
+    def _decodes(request: ServedRequest, count: int) -> bool:
         return count == 1 and request.computed + 1 == len(request.ids)
 
     @staticmethod
-    def _tell(requests: Sequence[Request], told: Any, row: np.ndarray, place: np.ndarray) -> None:
+    def _tell(requests: Sequence[ServedRequest], told: Any, row: np.ndarray, place: np.ndarray) -> None:
         for nth, (of, at) in enumerate(zip(row.tolist(), place.tolist(), strict=True)):
             table = requests[of].table[at]
             table[told.top_ids[nth]] = told.top_values[nth]
             table[requests[of].ids[at + 1]] = told.chosen[nth]
 
-    def _blocks(self, table: int, parts: Sequence[tuple[Request, int]]) -> NewBlocks:
+    def _blocks(self, table: int, parts: Sequence[tuple[ServedRequest, int]]) -> NewBlocks:
         size, entries = self._tables[table].tokens_per_block, []
         for request, count in parts:
             pages = request.pages[table]
@@ -318,7 +319,7 @@ class ServedModelConformance(ParitySuite):
     def _served(cls) -> Served:
         return cast("Served", cls.once("session", cls.session))
 
-    def _as_alone(self, request: Request) -> None:
+    def _as_alone(self, request: ServedRequest) -> None:
         """All that was told of a request is what its tokens give at once."""
         self.near(torch.from_numpy(np.stack(request.table)), self.alone(request.ids[: request.computed]))
 
