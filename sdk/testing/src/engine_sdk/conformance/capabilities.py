@@ -341,6 +341,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("1 worker", "start steps masks_that_follow calls", "1"),
             Capability("several workers (tensor parallel)", "start steps masks_that_follow calls", "[23]"),
             Capability("honest futures", "futures"),
+            Capability("workers that are asked while they compute", "questions"),
             Capability("a worker that cannot start", "a_worker_that_cannot_start"),
             Capability(
                 "steps that fail at their launch, when they are computed, and when they sample, on any rank",
@@ -395,6 +396,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("many layers, strided tensors", "layers_are_apart strided_tensors"),
             Capability("what is no layer is refused", "what_is_no_layer"),
             Capability("captured and replayed steps, {}", "captured", "(.*)"),
+            Capability("embeddings looked up as they are stored, captured too", "looked_up_rows captured_rows"),
             Capability(
                 "weights that a checkpoint stores in its form",
                 "what_is_claimed what_is_covered stored_layers other_dtypes_are_refused",
@@ -481,7 +483,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "every_tensor_matters the_order_of_tensors weights_are_cast counts",
             ),
             Capability("computed in {}", "dtypes", "(.*)"),
-            Capability("quantised layers", "quantised_layers"),
+            Capability("quantised layers and embeddings", "quantised_layers quantised_embedding"),
             Capability("prompts in chunks, token by token", "chunked_prefill decode later_tokens_have_no_influence"),
             Capability(
                 "requests independent of each other and of padding",
