@@ -202,6 +202,10 @@ class DraftEmbedding(Embedding):
         """None, where it has none of its own."""
         return super().params() if self._is_own else []
 
+    def num_elements(self) -> int:
+        """As `params`."""
+        return super().num_elements() if self._is_own else 0
+
     def finish(self) -> None:
         """Let go of a copy of the target's."""
         if not self._is_own:
