@@ -29,15 +29,16 @@ def decode_ms(llm: LLM, rows: int, steps: int, seed: int) -> list[float]:
     """Of each step in which all requests decode."""
     engine, random = llm.llm_engine, np.random.default_rng(seed)
     params = SamplingParams(temperature=1.0, seed=seed, max_tokens=steps + 8, ignore_eos=True)
-    for row in range(rows):
-        engine.add_request(f"r{row}", {"prompt_token_ids": random.integers(3, 250, 16).tolist()}, params)
+    ids = [f"{seed}-{row}" for row in range(rows)]
+    for request_id in ids:
+        engine.add_request(request_id, {"prompt_token_ids": random.integers(3, 250, 16).tolist()}, params)
     found: list[float] = []
     for step in range(steps + 4):
         began = time.perf_counter()
         engine.step()
         if step >= 4:  # prompts, and what is under way with them
             found.append(1000 * (time.perf_counter() - began))
-    engine.abort_request([f"r{row}" for row in range(rows)])
+    engine.abort_request(ids)
     while engine.has_unfinished_requests():
         engine.step()
     return found
