@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -197,6 +198,7 @@ def test_the_workers_are_asked_seldom_while_they_read() -> None:
     host.held = dict.fromkeys(host.held, True)
     now[0] += places.LOOK_SECONDS[1]
     assert core.ready() == [], "they are asked, and have not answered"
+    assert core.ready() == [], "they are told the places, and have not answered"
     assert [request for request, _ in core.ready()] == requests
 
 
@@ -227,6 +229,30 @@ def test_nobody_waits_for_the_workers() -> None:
     assert told["loaded"] == 2
     over[0] = True
     assert [request for request, _ in core.ready()] == [second]
+
+
+def test_no_request_computes_with_what_could_not_be_put_into_its_place() -> None:
+    """The workers' error is heard before the request is let through."""
+    host = Host()
+
+    def tell(what: str, *args: Any) -> Callable[[], list[Any] | None]:
+        answers = host.told(what, *args)
+
+        def come() -> list[Any]:
+            if what == "place":
+                raise RuntimeError("the device is full")
+            return answers
+
+        return come
+
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    core = Places(SimpleNamespace(options=LoRAOptions(max_loras=1), tell=tell, clock=clock))  # type: ignore[arg-type]
+    first = Waiting(0, Traffic.adapter(0))
+    assert core.begin(first, lambda: None)
+    host.held = dict.fromkeys(host.held, True)
+    with pytest.raises(RuntimeError, match="full"):
+        core.ready()
+    assert not first.place
 
 
 class Streams:
@@ -314,6 +340,7 @@ def test_a_newcomer_goes_behind_those_who_wait_for_room() -> None:
     first, second, third = (Waiting(number, Traffic.adapter(number)) for number in range(3))
     assert core.begin(first, lambda: None)
     host.held[Traffic.adapter(0).identity] = True
+    core.ready()
     core.ready()
     assert [request for request, _ in core.ready()] == [first]
     assert core.begin(second, lambda: None)

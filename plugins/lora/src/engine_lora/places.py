@@ -39,7 +39,7 @@ class Known:
         ahead: it is to be read though no request waits for it.
         asked: the workers read it, or have read it: it is in the host's memory.
         read: the workers have it. error: why it cannot be loaded.
-        place: on the device, from 1; 0: it has none.
+        place: on the device, from 1; 0: it has none. placing: what the workers have not yet answered about it.
         users: requests that were let through and have not ended.
         waiting: requests that wait for it, in the order in which they came.
     """
@@ -51,6 +51,7 @@ class Known:
         self.read = False
         self.error: EngineError | None = None
         self.place = 0
+        self.placing: Answers | None = None
         self.users = 0
         self.waiting: dict[str, Adapted] = {}
 
@@ -81,7 +82,7 @@ class Places:
             return False
         known = self._know(request.adapter)
         behind = bool(self._waiting) or self._short
-        if known.place and not (behind and self._passed >= MOST_PASSED):
+        if known.place and known.placing is None and not (behind and self._passed >= MOST_PASSED):
             self._let(known, request)
             self._passed += behind
             return False
@@ -102,6 +103,10 @@ class Places:
             if known.error is None and not (known.place or (known.read and self._give_place(known))):
                 blocked = blocked or known.read or not known.asked
                 continue
+            if known.placing is not None:
+                if known.placing() is None:  # raises, where it does not lie there as it should
+                    continue
+                known.placing = None
             if blocked and self._passed >= MOST_PASSED and known.error is None:
                 continue  # who came before waits for a place or for room: those that have both let nobody else in
             for request in known.waiting.values():
@@ -135,6 +140,8 @@ class Places:
         """See `AdapterCore`: what workers have goes with them."""
         self._known.clear()
         self._waiting.clear()
+        self._told.clear()
+        self._question = None
 
     # -- what frontends may call ---------------------------------------------------------------------------------------
     def calls(self) -> Mapping[str, Callable[..., Any]]:
@@ -252,11 +259,12 @@ class Places:
         taken = {one.place: one for one in self._known.values() if one.place}
         free = next((place for place in range(1, self._max_loras + 1) if place not in taken), 0)
         if not free:
-            idle = next((one for one in self._known.values() if one.place and not one.users), None)
+            used = (one.users or (one.placing is not None and one.waiting) for one in taken.values())
+            idle = next((one for one, is_used in zip(taken.values(), used, strict=True) if not is_used), None)
             if idle is None:
                 return False
-            free, idle.place = idle.place, 0
-        self._say("place", free, known.adapter.identity)
+            free, idle.place, idle.placing = idle.place, 0, None
+        known.placing = self._tell("place", free, known.adapter.identity)
         known.place = free
         return True
 

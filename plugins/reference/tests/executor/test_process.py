@@ -342,6 +342,16 @@ def test_a_stopped_rank_is_named_as_stopped(start: Starter) -> None:
     running.assert_nothing_left()
 
 
+def test_a_stopped_rank_is_found_by_those_who_do_not_wait(start: Starter) -> None:
+    running = start(step_timeout=0.3)
+    os.kill(running.pids[1], signal.SIGSTOP)
+    answers, until = running.executor.ask("pid"), time.monotonic() + 60
+    with pytest.raises(EngineDeadError, match=r"from rank 1 of 2 \(process \d+, stopped\)"):
+        while answers() is None and time.monotonic() < until:
+            time.sleep(0.02)
+    running.assert_nothing_left()
+
+
 def test_a_stopped_rank_does_not_outlive_a_shutdown(start: Starter) -> None:
     running = start()
     os.kill(running.pids[1], signal.SIGSTOP)

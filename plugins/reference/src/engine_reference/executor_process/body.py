@@ -77,11 +77,19 @@ class StepUnderWay:
 
 
 class CallUnderWay:
-    """A call that was sent."""
+    """A call that was sent.
+
+    Attributes:
+        silent: seconds in which nothing came while somebody asked again and again for the answers.
+        looked: when that was last. heard: how many messages had come then.
+    """
 
     def __init__(self, call_id: int, ranks: Sequence[int]) -> None:
         self.call_id = call_id
         self.answers: dict[int, Answer | None] = dict.fromkeys(ranks)
+        self.silent = 0.0
+        self.looked = time.monotonic()
+        self.heard = 0
 
     @property
     def complete(self) -> bool:
@@ -116,6 +124,7 @@ class Process:
         self._num_calls = 0
         self._dead: EngineDeadError | None = None
         self._looked = 0.0
+        self._heard = 0  # messages
 
     def start(self, message: WorkerStart) -> WorkerReady:
         threads = self._options.threads or max(1, (message.num_threads or _cores()) // message.parallel.world)
@@ -148,15 +157,16 @@ class Process:
         return call.values()
 
     def ask(self, method: str, *args: Any) -> Answers:
-        """As `call` of all ranks, and waits for nothing. Whoever asks for the answers takes in what has come."""
+        """As `call` of all ranks, and waits for nothing. Whoever asks for the answers takes in what has come, and finds
+        out who is hung, as `wait` does."""
         call = self._send_call(method, args, range(self._living().size))
 
         def answers() -> list[Any] | None:
             if not call.complete:
                 if not self.pump(call):
+                    self._count_silence(call)
                     return None
                 self.wait(call, None)  # raises, where they will never come
-            self._calls.pop(call.call_id, None)
             return call.values()
 
         return answers
@@ -213,6 +223,14 @@ class Process:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"no answer of ranks {what.waiting} after {timeout} s")
 
+    def _count_silence(self, call: CallUnderWay) -> None:
+        """A look at a call for which nobody waits. Between two looks counts no more time than `wait` would wait."""
+        now = time.monotonic()
+        silent = 0.0 if self._heard != call.heard else call.silent + min(now - call.looked, WAIT_SECONDS)
+        call.silent, call.looked, call.heard = silent, now, self._heard
+        if silent >= self._step_timeout:
+            raise self._hung(self._living(), call)
+
     # -- news ---------------------------------------------------------------------------------------------------------
     def _receive(self, ranks: Ranks, seconds: float) -> bool:
         """Take one message in; False where none comes."""
@@ -224,12 +242,15 @@ class Process:
             case Done():
                 self._step_done(ranks, news)
             case Answer():
-                if news.call_id in self._calls:
-                    self._calls[news.call_id].answers[news.rank] = news
+                if (call := self._calls.get(news.call_id)) is not None:
+                    call.answers[news.rank] = news
+                    if call.complete:
+                        del self._calls[news.call_id]
             case RankFailed():
                 raise self._blame(ranks, [news])
             case RankReady() | RankMeets():
                 raise self._die("run the ranks", f"{ranks.describe(news.rank)} started twice")
+        self._heard += 1
         return True
 
     def _step_done(self, ranks: Ranks, done: Done) -> None:
