@@ -27,10 +27,11 @@ first token keeps the objective. Each search goes up in steps until it does not,
 grid whose neighbours differ by {2 ** (1 / GRID) - 1:.0%}. Servers are searched one after the other, in turns, several
 rounds; the ratio is the median of the rounds', with the lowest and the highest. Above 1, ours is ahead.
 
-Every answer is checked: none fails, each has exactly the tokens that it asked for and ends by its length, and first
+Every answer is checked: none fails, they have as many tokens as they asked for and end by their length, and first
 prompts have as many tokens on every server. A rate with a fault does not count as kept. Client and server share the
 processor's cores: what the client takes of them stands in the tables. Servers are told the longest context, the
-requests at once and the chat template, and are otherwise left as they come."""
+requests at once, the chat template, and, as each has to be, memory for keys and values, numbers and threads; they are
+otherwise left as they come."""
 
 
 def page(results: Results, plot: str | None) -> str:

@@ -159,7 +159,7 @@ class LMHead(Module):
 
 
 class _TiedLinear(Linear):
-    """A head with an embedding's matrix: packed once more where the embedding keeps it plain, else the same."""
+    """A head with an embedding's matrix: packed once more where the embedding keeps it plain, else its own."""
 
     def __init__(self, context: ModelContext, in_size: int, out_size: Shard, name: str, tied: Embedding) -> None:
         # Whatever the checkpoint stores in another form, a plain embedding's matrix is plain.
@@ -179,6 +179,7 @@ class _TiedLinear(Linear):
         """Pack the shared matrix, or take it as the embedding's driver packed it."""
         tied = self._tied
         if tied.weight is None:
+            self._quantization = None  # its bytes are the embedding's
             self._form = tied._form
             self._linear = tied._linear
             self._packed = tied._packed

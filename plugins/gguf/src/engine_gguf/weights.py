@@ -24,8 +24,8 @@ class GGUFWeights:
     """Streams the tensors of `start.files.weights`, as `engine.interfaces.checkpoint.Checkpoint` says.
 
     Matrices come as they are stored: uint8 [O, blocks, bytes of a block], or plain; those of experts one by one. Norms
-    and routers are plain, in the engine's dtype where the file has them in blocks, and so is the embedding of a model
-    whose driver does not have it stored by others.
+    and routers are plain, in the engine's dtype where the file has them in blocks. So is the embedding where no driver
+    was chosen that looks up stored rows.
     """
 
     def __init__(self, context: WorkerContext) -> None:

@@ -29,10 +29,9 @@ _CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 
 """The number of Linux's call `futex`, which libraries do not wrap."""
 _WAIT = 0
 _WAKE = 1
-_WORDS = 4
-"""Bytes of a word, of which the first says how often sleepers were woken, the second who has left."""
 _HEAD = 64
-"""Bytes before the first sheet."""
+"""Bytes before the first sheet: words of four, of which the first says how often sleepers were woken, the second who
+has left."""
 
 
 class _TimeSpec(ctypes.Structure):
