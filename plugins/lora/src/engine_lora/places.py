@@ -94,7 +94,7 @@ class Places:
 
     def ready(self) -> list[tuple[Adapted, EngineError | None]]:
         """See `AdapterCore`."""
-        if not self._known:
+        if not (self._known or self._told or self._question):
             return []
         self._look()
         through: list[tuple[Adapted, EngineError | None]] = []

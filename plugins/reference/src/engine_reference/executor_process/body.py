@@ -353,6 +353,7 @@ class Process:
         if self._ranks is not None:
             self._ranks.close(0)
         self._steps.clear()
+        self._calls.clear()
 
 
 def _cores() -> int:
