@@ -263,7 +263,9 @@ class Places:
             idle = next((one for one, is_used in zip(taken.values(), used, strict=True) if not is_used), None)
             if idle is None:
                 return False
-            free, idle.place, idle.placing = idle.place, 0, None
+            free = idle.place
+            idle.place = 0
+            idle.placing = None
         known.placing = self._tell("place", free, known.adapter.identity)
         known.place = free
         return True
