@@ -36,8 +36,9 @@ class Case(NamedTuple):
     history: list[np.ndarray]
 
 
-def case(number: int, decodes: bool, dtype: str = "float64", dim: int = DIM) -> Case:
-    """Random rows: some begin, some go on; pages in any order, those behind a row's end not numbers at all."""
+def case(number: int, decodes: bool, dtype: str = "float64", dim: int = DIM, window: int | None = None) -> Case:
+    """Random rows: some begin, some go on; pages in any order, those behind a row's end, or that left its window, not
+    numbers at all."""
     rng = np.random.default_rng(number)
     rows = 4
     computed = rng.integers(0, 20, rows).astype(np.int32)
@@ -63,7 +64,8 @@ def case(number: int, decodes: bool, dtype: str = "float64", dim: int = DIM) -> 
         table[row, : -(-length // PAGE)] = [next(free) for _ in range(-(-length // PAGE))]
         mine = rng.normal(size=(length, 2 * KV_HEADS, dim)).astype(dtype)
         history.append(mine)
-        for at in range(computed[row]):
+        seen = 0 if window is None else max(0, computed[row] + 1 - window) // PAGE * PAGE
+        for at in range(seen, computed[row]):
             pool[table[row, at // PAGE], :, at % PAGE] = mine[at]
     kv = np.zeros((bucket.tokens, 2 * KV_HEADS, dim), dtype)
     new = np.concatenate([mine[done:] for mine, done in zip(history, computed, strict=True)])
@@ -142,7 +144,7 @@ def test_attention(form: Form, decodes: bool, turns: bool, monkeypatch: pytest.M
     @given(st.integers(0, 2**32))
     @settings(max_examples=6, deadline=None)
     def run(number: int) -> None:
-        one = case(number, decodes)
+        one = case(number, decodes, window=form.window)
         found = np.asarray(compiled(one.q, written(one), one.table, tuple(blocks_of(one))[:-1]))
         total = int(one.plan.num_tokens.sum())
         np.testing.assert_allclose(found[:total], expected(one, form)[:total], rtol=1e-12, atol=1e-12)
@@ -156,7 +158,7 @@ def test_attention(form: Form, decodes: bool, turns: bool, monkeypatch: pytest.M
 def test_kernel(form: Form, decodes: bool) -> None:
     """The Pallas kernel, in float32 and interpreted, beside float64."""
     for number in range(2):
-        one = case(number, decodes, "float32", 128)
+        one = case(number, decodes, "float32", 128, form.window)
         scaled = form._replace(scale=form.scale / 4)
         pool, table = written(one), jnp.asarray(one.table)
         found = attention_pallas.attend(jnp.asarray(one.q), pool, table, blocks_of(one), scaled, interpret=True)

@@ -109,6 +109,7 @@ void many_rows(const Packed& a, int threads, Widen&& widen_units) {
             const std::size_t first_row = index / panels * chunk, rows = std::min(chunk, a.rows - first_row);
             const std::size_t times = (rows + MANY_ROWS - 1) / MANY_ROWS * 2;  // that a stretch is gone through
             const std::uint8_t* after = address(index + 1 < end ? index + 1 : std::min(next, total - 1));
+            if (!units) std::fill_n(sums, rows * PANEL, 0.0f);
             for (std::size_t u = 0; u < units; u += STRETCH / EACH) {
                 const std::size_t part = std::min(STRETCH / EACH, units - u), left = units - u - part;
                 widen_units(address(index) + u * unit_bytes, part, wide);

@@ -74,7 +74,8 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
     """Attention over the cache, which holds the step's own tokens already.
 
     Online softmax (Milakov, Gimelshein 2018) over pieces of the rows' keys; how many pieces there are is read on the
-    device, so that no bucket is needed for lengths. There are as many for every row as the longest has.
+    device, so that no bucket is needed for lengths. Every row goes through those of the longest, and of a window from
+    where the row begins that sees the earliest.
 
     Args:
         q: [T, Hq, D], rotated. pool: [pages, 2 * Hkv, page size, D], of q's dtype or a smaller one, or bits: `held`.
@@ -106,7 +107,7 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
         # Head by head, so that a head's tokens lie one behind the other, as products want them: [B, Hkv, keys, D].
         first = ids[:, None] * (2 * heads) + head
         k, v = (_numbers(by_head[at]).astype(q.dtype).reshape(count, heads, keys, dim) for at in (first, first + heads))
-        # Keys stand first: what XLA turns round for the product are the few queries, and the scores behind it.
+        # Keys stand first: what XLA transposes for the product are the few queries, and the scores behind it.
         scores = jnp.moveaxis(jnp.einsum("bhkd,bhqgd->bhkqg", k, grouped, preferred_element_type=wide), 2, -1)
         scores = scores * jnp.asarray(form.scale, wide)
         if form.soft_cap is not None:
@@ -120,8 +121,10 @@ def attend(q: jax.Array, pool: jax.Array, table: jax.Array, blocks: Blocks, form
         safe = jnp.where(jnp.isneginf(highest), 0, highest)
         weights = jnp.exp(scores - safe[..., None])
         fade = jnp.exp(most - safe)
-        # What lies behind a row's keys may be anybody's, and no number: 0 times that is none either.
+        # What lies behind a row's keys, or left its window, may be anybody's and no number, which 0 times it is too.
         there = key < last[:, None]
+        if form.window is not None:
+            there &= key > blocks.position[:, None] - form.window
         v = jnp.where(there[:, None, :, None], v, 0)
         more = jnp.einsum("bhqgk,bhkd->bhqgd", weights.astype(q.dtype), v, preferred_element_type=wide)
         return highest, total * fade + weights.sum(-1), out * fade[..., None] + more

@@ -147,12 +147,15 @@ def _kernel(
         seen = key <= query
         if form.window is not None:
             seen &= key > query - form.window
-        there = turn * keys + lax.broadcasted_iota(jnp.int32, (keys, dim), 0) < last
+        place = turn * keys + lax.broadcasted_iota(jnp.int32, (keys, dim), 0)
+        there = place < last
+        if form.window is not None:
+            there &= place > position - form.window
         for head in range(heads):
             q = q_ref[0, head]
             k = cache_ref[slot, :, head].reshape(keys, dim).astype(q.dtype)
             v = cache_ref[slot, :, heads + head].reshape(keys, dim).astype(q.dtype)
-            # What lies behind a row's keys may be anybody's, and no number: 0 times that is none either.
+            # What lies behind a row's keys, or left its window, may be anybody's, and no number, as 0 times that is.
             v = jnp.where(there, v, jnp.zeros_like(v))
             scores = _product(q, k, 1) * form.scale
             if form.soft_cap is not None:

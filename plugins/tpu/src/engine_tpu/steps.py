@@ -248,7 +248,7 @@ class Steps:
         arange = jnp.arange(bucket.rows, dtype=jnp.int32)
         if bucket.decodes:
             slot, position = part["slot"], part["position"]
-            queries = Blocks(arange, arange, jnp.ones_like(arange), position, arange, 1)
+            queries = Blocks(arange, arange, (slot < self._slots).astype(jnp.int32), position, arange, 1)
         else:
             slot, position = part["token_slot"], part["token_position"]
             row, first, count, begin = (part[f"block_{name}"] for name in ("row", "first", "count", "position"))
