@@ -255,6 +255,28 @@ def test_no_request_computes_with_what_could_not_be_put_into_its_place() -> None
     assert not first.place
 
 
+def test_what_goes_wrong_is_heard_also_when_no_adapter_is_known() -> None:
+    host = Host()
+
+    def tell(what: str, *args: Any) -> Callable[[], list[Any] | None]:
+        answers = host.told(what, *args)
+
+        def come() -> list[Any]:
+            if what == "drop":
+                raise RuntimeError("the worker cannot drop it")
+            return answers
+
+        return come
+
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    core = Places(SimpleNamespace(options=LoRAOptions(max_loras=1), tell=tell, clock=clock))  # type: ignore[arg-type]
+    adapter = Traffic.adapter(0)
+    core.load_adapter(adapter.name, adapter.path, adapter.revision)
+    assert core.unload_adapter(adapter.identity)
+    with pytest.raises(RuntimeError, match="drop it"):
+        core.ready()
+
+
 class Streams:
     """Adapters 0 and 1, which have both places and all room, and of which a request comes before the last one ends."""
 

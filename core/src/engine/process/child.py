@@ -18,7 +18,7 @@ import msgspec
 import psutil
 import zmq
 
-from engine.process.local import ENDED_SECONDS, LEAVE_SECONDS, LocalProcess, NodeProcess, out_of_memory_kills
+from engine.process.local import ENDED_SECONDS, LEAVE_SECONDS, LocalProcess, NodeProcess, out_of_memory_kills, stopped
 from engine.process.wire import Hello, Inbox, Link, Outbox, encode_to_send, opening
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Beat, Failed, Shutdown
@@ -30,8 +30,6 @@ LOOK_SECONDS = 0.1
 LONGEST_LOOK = 2.0
 """What one look counts at most as silence: a machine that slept, or a parent that was stopped, has not listened."""
 LAST_WORDS_SECONDS = 1.0
-
-_STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 
 
 class Elsewhere(NamedTuple):
@@ -228,10 +226,8 @@ class Child(Generic[T]):
 
     @property
     def stopped(self) -> bool:
-        """The system has it stopped, on this machine: whatever it does takes for ever."""
-        with contextlib.suppress(psutil.Error):
-            return not self.remote and psutil.Process(self.pid).status() in _STOPPED
-        return False
+        """See `engine.process.local.stopped`; False for one elsewhere."""
+        return not self.remote and stopped(self.pid)
 
     @property
     def cut(self) -> bool:
@@ -358,15 +354,10 @@ class ProcessTree:
     """
 
     def __init__(self, pid: int) -> None:
-        self._processes: list[psutil.Process] = []
+        self._pids: list[int] = []
         with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            self._processes = [process, *process.children(recursive=True)]
+            self._pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
     def stopped(self) -> bool:
         """Whether one of them is. One look at each: it may be asked with every `/health`."""
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):  # it has ended, which others notice
-                if process.status() in _STOPPED:
-                    return True
-        return False
+        return any(map(stopped, self._pids))  # that one has ended others notice

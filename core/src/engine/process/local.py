@@ -28,6 +28,8 @@ LONGEST_SOCKET_PATH = 107
 LONGEST_NAME = len("requests-000-0000000")
 """Of a socket in a private directory."""
 
+_STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
+
 
 class NodeProcess(Protocol):
     """A process that was started, here or on another machine. Any thread may call; nothing blocks but `kill`."""
@@ -105,7 +107,7 @@ class LocalProcess:
         """Those that it started see that, and leave in order, or are ended: they may be stopped."""
         children: list[psutil.Process] = []
         if self.poll() is None:  # of one that has ended, another may have the number by now
-            if hangs and hasattr(signal, "SIGUSR1") and not self.describe().endswith("stopped"):
+            if hangs and hasattr(signal, "SIGUSR1") and not stopped(self.pid):
                 self._process.send_signal(signal.SIGUSR1)
                 time.sleep(STACK_SECONDS)
             with contextlib.suppress(psutil.Error):
@@ -134,6 +136,13 @@ class LocalProcess:
     def close(self) -> None:
         self.let_go()
         remove_directory(self.directory)
+
+
+def stopped(pid: int) -> bool:
+    """This machine's system has it stopped: whatever it does takes for ever. False for one that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() in _STOPPED
+    return False
 
 
 def _ended(process: psutil.Process) -> bool:

@@ -94,7 +94,7 @@ class Places:
 
     def ready(self) -> list[tuple[Adapted, EngineError | None]]:
         """See `AdapterCore`."""
-        if not self._known:
+        if not (self._known or self._told or self._question):
             return []
         self._look()
         through: list[tuple[Adapted, EngineError | None]] = []
@@ -263,7 +263,9 @@ class Places:
             idle = next((one for one, is_used in zip(taken.values(), used, strict=True) if not is_used), None)
             if idle is None:
                 return False
-            free, idle.place, idle.placing = idle.place, 0, None
+            free = idle.place
+            idle.place = 0
+            idle.placing = None
         known.placing = self._tell("place", free, known.adapter.identity)
         known.place = free
         return True

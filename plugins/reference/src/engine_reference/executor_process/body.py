@@ -227,7 +227,9 @@ class Process:
         """A look at a call for which nobody waits. Between two looks counts no more time than `wait` would wait."""
         now = time.monotonic()
         silent = 0.0 if self._heard != call.heard else call.silent + min(now - call.looked, WAIT_SECONDS)
-        call.silent, call.looked, call.heard = silent, now, self._heard
+        call.silent = silent
+        call.looked = now
+        call.heard = self._heard
         if silent >= self._step_timeout:
             raise self._hung(self._living(), call)
 
@@ -353,6 +355,7 @@ class Process:
         if self._ranks is not None:
             self._ranks.close(0)
         self._steps.clear()
+        self._calls.clear()
 
 
 def _cores() -> int:
