@@ -1,6 +1,6 @@
 """One stream through the engine's JAX worker beside a plain decode loop in JAX over the same weights.
 
-`python plugins/tpu/benchmarks/beside_jax.py` makes a random Llama (110 million parameters by default), writes it to a
+`python plugins/tpu/benchmarks/beside_jax.py` makes a random Llama (120 million parameters by default), writes it to a
 temporary folder, and lets both write tokens greedily, in turn. The plain loop is the best that one can write without an
 engine: a jitted step over a contiguous cache that is donated, whose token stays on the device, where all are left until
 the last is there. It prints tokens per second of each, what a token takes of all processors together, which says more
