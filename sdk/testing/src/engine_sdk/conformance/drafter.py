@@ -34,7 +34,7 @@ from engine_kit.philox import uniform
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.ops.definition import Setting, distribution, rows_of
-from engine_sdk.conformance.statistics import RARE, chi_square_tail
+from engine_sdk.conformance.statistics import RARE, chi_square_tail, log_probability_tail
 from engine_sdk.conformance.timing import median_seconds
 
 VOCAB = 256
@@ -535,10 +535,14 @@ class DrafterConformance(Conformance):
         assert (q[np.arange(len(tokens)), tokens] > 0).all(), "a draft has probability 0"
 
     def test_drafts_are_drawn_from_their_probabilities(self) -> None:
-        """Thousands of first drafts: how often each token is drafted, chi-square."""
+        """Thousands of first drafts: how often each token is drafted, chi-square; and how likely each row's draft is
+        by this row's own distribution."""
         tokens, probs = self._drawn(4000)
-        tail = chi_square_tail(np.bincount(tokens, minlength=VOCAB), probs.sum(dim=0).cpu().numpy())
+        q = probs.cpu().numpy()
+        tail = chi_square_tail(np.bincount(tokens, minlength=VOCAB), q.sum(axis=0))
         assert tail > RARE, f"these counts have probability {tail:.1e}"
+        tail = log_probability_tail(tokens, q)
+        assert tail > RARE, f"so likely drafts have probability {tail:.1e}: q is sharper or flatter than the draw"
 
     def test_what_is_accepted_has_the_targets_distribution(self) -> None:
         """Put through the core's rejection sampling, with a target of its own: chi-square."""

@@ -28,3 +28,23 @@ def chi_square_tail(observed: np.ndarray, expected: np.ndarray) -> float:
     statistic, df = float(((seen - wanted) ** 2 / wanted).sum()), len(seen) - 1
     z = ((statistic / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df))
     return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def log_probability_tail(drawn: np.ndarray, probs: np.ndarray) -> float:
+    """The probability of a sum of log q(x) farther from the expected one, either way, by a normal approximation.
+
+    Each draw is held against its own distribution, so one that is sharper or flatter than what was drawn from shows
+    in far fewer draws than in counts, where different distributions blur each other.
+
+    Args:
+        drawn: integers [n].
+        probs: [n, V], the distribution of each draw. A draw that has probability 0 there gives 0.
+    """
+    own = probs[np.arange(len(drawn)), drawn]
+    if (own <= 0).any():
+        return 0.0
+    logs = np.log(np.where(probs > 0, probs, 1.0))
+    mean = (probs * logs).sum(axis=1)
+    variance = float((probs * (logs - mean[:, None]) ** 2).sum())
+    away = abs(float((np.log(own) - mean).sum()))
+    return math.erfc(away / math.sqrt(2 * variance)) if variance > 0 else 1.0
