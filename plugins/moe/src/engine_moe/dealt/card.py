@@ -17,8 +17,8 @@ class DealtOptions(BaseModel):
     Attributes:
         redundant: places beside one for each expert of a layer, all ranks together, for second and further copies of
             those that most tokens go to.
-        rebalance_every: steps after which the experts are dealt anew by the tokens that went to each, or as many as the
-            model has layers, where that is more; 0: never.
+        rebalance_every: steps after which the experts are dealt anew by the tokens that went to each, a layer before
+            each step; where layers are left by then, after the next so many steps at which none is; 0: never.
         step_bytes: of weights that a rank sends or receives before one step while they move; one expert at least.
     """
 
