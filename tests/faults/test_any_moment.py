@@ -67,12 +67,12 @@ class Fault(NamedTuple):
         """Until it has to be known by everybody."""
         return TOLD_SECONDS + (SILENCE if self.kind == "stopped" else 0.0)
 
-    def happen(self, before: set[int]) -> None:
-        """To one of the processes that this one has started since; the first, where there is none yet."""
+    async def happen(self, before: set[int]) -> None:
+        """To one of the processes that this one has started since, once there is one."""
         until = time.monotonic() + 60
         while not (found := [one for one in psutil.Process().children(recursive=True) if self._is_one(one, before)]):
             assert time.monotonic() < until, "nobody is there whom it could happen to"
-            time.sleep(0.01)
+            await asyncio.sleep(0.01)
         victim = sorted(found, key=lambda one: one.pid)[int(self.victim * len(found))]
         victim.send_signal(signal.SIGKILL if self.kind == "killed" else signal.SIGSTOP)
 
@@ -113,8 +113,8 @@ async def suffer(model: str, how: dict[str, Any], fault: Fault, expected: list[l
         starting = asyncio.ensure_future(llm.start())
         if fault.phase == "start":
             await asyncio.sleep(fault.after)
+            await fault.happen(before)
             late = starting.done()
-            fault.happen(before)
             began = time.monotonic()
             if not late:
                 with pytest.raises(EngineError, match="rank|engine core"):
@@ -139,12 +139,12 @@ async def suffer(model: str, how: dict[str, Any], fault: Fault, expected: list[l
         if fault.phase in ("prompt", "decode"):
             clients = [asyncio.ensure_future(follow(i, kind)) for i, kind in enumerate(kinds)]
             await asyncio.sleep(fault.after)
-            fault.happen(before)
+            await fault.happen(before)
             began = time.monotonic()
         else:
             if fault.phase == "idle":
                 await asyncio.sleep(fault.after)
-                fault.happen(before)
+                await fault.happen(before)
                 began = time.monotonic()
             clients = [asyncio.ensure_future(follow(i, kind)) for i, kind in enumerate(kinds)]
         await asyncio.wait_for(asyncio.gather(*clients), 60)

@@ -43,7 +43,7 @@ STARTS = {"10M": 16, "0.6B": -8}
 """Where the first search of each begins: a place of the grid."""
 MAX_MODEL_LEN = 2048
 SEED = 1_000
-"""Of the first round; each has the next, and no two rates have the same."""
+"""Of the first round; each has the next thousand, and no two rates have the same."""
 
 
 def parser() -> argparse.ArgumentParser:

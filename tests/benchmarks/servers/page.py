@@ -176,7 +176,7 @@ def draw(results: Results, path: Path) -> None:
             }
         panels[f"{model}: good turns"] = {
             name: [(rate_of(place), _middle(points, "good_requests") / _middle(points, "completed"))
-                   for place, points in found]
+                   for place, points in found if _middle(points, "completed")]
             for name in _names(results, model)
             if (found := _places(results, model, name))
         }  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.executor import Worker
+from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.ops import OpsCard, OpsNeed
 from engine.interfaces.platform import CaptureKey, Platform, PlatformCard, PlatformFacts, PlatformNeed, Trial
 from engine.plugin import Registry, load_body
@@ -91,6 +92,9 @@ class PlatformConformance(Conformance):
             assert card.unsupported(PlatformNeed(dtype=dtype)) == [], f"it names {dtype} and does not serve it"
         assert card.worker is None or len(card.worker.split(":")) == 2
         assert card.recorder is None or card.recorder.strip()
+        processors = card.logits_processors()
+        assert all(issubclass(one, LogitsProcessorCard) for one in processors), f"{processors} are no cards"
+        assert not processors or "logits_processor" in card.own_points, "its worker does not serve that point"
 
     def test_facts_without_torch(self) -> None:
         """The launcher asks before torch is there: in a fresh process, with the same answer."""
