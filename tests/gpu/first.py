@@ -112,6 +112,7 @@ def stages(workers: int, paths: Sequence[str] = TESTS, thorough: bool = False) -
             if alone
             else []
         ),
+        Stage("switches", [bench("bench_switches")], 75),
         Stage("matrix products alone", [bench("bench_linear")], 30),
     ]
     found += [Stage(name, [bench(module)], 45) for module, name in OF_KERNELS.items() if there(module)]
