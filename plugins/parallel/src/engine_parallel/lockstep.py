@@ -177,6 +177,7 @@ class Star:
         self._token = token
         self._answer = answer
         self._awake = False
+        self._closed = False
         self._started = threading.Event()
         self._lost: EngineDeadError | None = None
         self._lost_at = 0.0
@@ -357,7 +358,7 @@ class Star:
 
     @property
     def awake(self) -> bool:
-        if self._awake or self.gone() is not None:
+        if self._closed or self._awake or self.gone() is not None:
             return True
         assert self._page is not None
         return self._page.begun(self._step + 1)  # whoever begins calls, which may have been heard before
@@ -427,8 +428,9 @@ class Star:
 
     # -- leaving -------------------------------------------------------------------------------------------------------
     def gone(self) -> EngineDeadError | None:
-        """Why this lockstep has ended, as far as it is known; looks, and does not wait."""
-        if self._lost is None and self._page is not None:
+        """Why this lockstep has ended, as far as it is known; looks, and does not wait. None where this core has left
+        by itself, by `close`: why, it knows best."""
+        if self._lost is None and self._page is not None and not self._closed:
             self._hear()
             if (left := self._page.left) is not None:
                 self._lose(left, "has left" if left != self.rank else "was silent for too long, as the others found")
@@ -470,6 +472,7 @@ class Star:
         time.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
+        self._closed = True
         self._started.set()
         if self._page is not None:
             self._page.leave(self.rank)

@@ -209,6 +209,18 @@ def test_who_waits_hears_that_rank_0_has_ended(tmp_path: Path) -> None:
         waits.result(20)
 
 
+def test_who_has_left_makes_no_reason_up(tmp_path: Path) -> None:
+    """A core that dies leaves first, and then says why it has died."""
+    made = [start(f"ipc://{tmp_path}/a", rank, 3) for rank in range(3)]
+    head, left, other = (future.result(20) for future in made)
+    left.close()
+    assert left.gone() is None and left.awake
+    assert "data-parallel rank 1" in str(head.gone())
+    head.close()
+    assert "data-parallel rank 1" in str(head.gone()), "what was known stays"
+    other.close()
+
+
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineDeadError, match="not there: rank 1, rank 2"):
         Star(f"ipc://{tmp_path}/a", 0, 3, meet=0.05)
