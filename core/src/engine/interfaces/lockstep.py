@@ -34,8 +34,7 @@ class Lockstep(Protocol):
 
     @property
     def awake(self) -> bool:
-        """A step may be due: this core has not agreed to sleep, another has called, or it is closed, and a core that
-        has died is to say why. Never waits."""
+        """A step may be due: this core has not agreed to sleep, another has called, or it is closed. Never waits."""
 
     @property
     def files(self) -> list[int]:
