@@ -11,7 +11,7 @@ import torch
 from gguf_maker import BLOCK_TYPES, byte_vocabulary, greedy, tiny_model, write
 
 from engine import LLM, SamplingParams
-from engine.types.errors import UnfitDriverError
+from engine.types.errors import ConfigError, UnfitDriverError
 
 PROMPTS = [[5, 9, 77, 200, 31, 12, 40, 41, 42, 43], [1, 2, 3]]
 SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 60, "block_size": 4}
@@ -131,13 +131,34 @@ def test_an_embedding_stays_as_it_is_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "GemmaForCausalLM"])
-def test_a_model_that_builds_its_own_embedding(architecture: str, tmp_path: Path) -> None:
-    """transformers' own modules get the plain matrix, at both ends."""
+def test_by_transformers_modules(architecture: str, tmp_path: Path) -> None:
+    """Both ends share the file's bytes there too, also where a class of transformers scales the rows that it finds."""
     pytest.importorskip("engine_transformers", reason="engine-transformers is not installed")
     model = tiny_model(architecture, tie_word_embeddings=True)
     path = write(tmp_path / "model.gguf", model, "Q6_K", vocabulary=byte_vocabulary())
-    found = answers(path, dtype="float32", quantization="gguf", model_impl="transformers")
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) * 210 // 256
+    vectors = 4 * sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    exact = {"dtype": "float32", "quantization": "gguf", "model_impl": "transformers", **SETTINGS}
+    with LLM(model=str(path), **exact) as llm:
+        assert llm.llm_engine.client.worker.weight_bytes == matrices + vectors
+    found = answers(path, **exact)
     assert tokens(found) == greedy(model, PROMPTS, 12)
+    near = answers(path, dtype="float32", model_impl="transformers")
+    assert np.abs(scores(near) - scores(found)).mean() < 0.1
+
+
+def test_a_driver_for_a_head_that_is_the_embedding(tmp_path: Path) -> None:
+    """Is named for both, or the start says so; one for the embedding alone has the head too."""
+    model = tiny_model("Qwen3ForCausalLM", tie_word_embeddings=True, layers=1)
+    path = write(tmp_path / "model.gguf", model, "Q8_0", vocabulary=byte_vocabulary())
+    for named, said in (
+        ("linear=gguf,head=gguf", "head is its embedding, which is plain"),
+        ("linear=gguf,head=gguf_cpu,embedding=gguf", "head is its embedding, which 'gguf' packs"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            answers(path, dtype="float32", quantization=named)
+    for named in ("linear=gguf", "linear=gguf,embedding=gguf"):
+        assert tokens(answers(path, dtype="float32", quantization=named)) == greedy(model, PROMPTS, 12), named
 
 
 def test_parts_and_ranks(tmp_path: Path) -> None:
