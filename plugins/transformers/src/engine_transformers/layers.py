@@ -124,7 +124,7 @@ def look_up_by(held: nn.Embedding, table: InPlace) -> None:
     """Put the engine's table below the class of an embedding, which keeps no matrix of its own."""
     kind = type(held)
     del held.weight
-    held.weight = table.weight  # type: ignore[assignment]  # no parameter: nothing is loaded into it
+    held.weight = table.weight  # no parameter: nothing is loaded into it
     held.table = table
     held.__class__ = type(kind.__name__, (kind, LookedUp), {})
 
