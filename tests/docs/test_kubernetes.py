@@ -27,12 +27,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cli.main import canonical
-from engine.embedding import EngineConfig, validated
+from engine.embedding import EngineConfig
 from engine.types.errors import EngineError
 from engine_connectors.tcp.card import TCPOptions
 from engine_kit.flags import merged_settings, name_positional_model
 from engine_nodes.card import AgentOptions
-from engine_nodes.settings import JoinSettings
 from engine_router.config import read_config
 from engine_server.commands import give_role
 from engine_server.config import ServerConfig
@@ -349,8 +348,7 @@ def unknown(container: dict[str, Any]) -> list[str]:
         name, *rest = commands.words(command_line(container))[1:]
         arguments = commands.parser_of(name).parse_args(canonical(rest))
         if name == "join":
-            validated(JoinSettings, merged_settings(arguments))
-            return faults
+            return faults  # its flags are the parser's
         if name == "serve":
             name_positional_model(arguments, name)
         merged = merged_settings(arguments)
