@@ -46,7 +46,7 @@ def mixed(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 def of_parts(kind: type, context: Any, **parts: Any) -> Any:
     """A layer that makes its own parts, with others in their place."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     vars(made).update(parts, _ops=context.ops)
     return made
 
