@@ -42,6 +42,8 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting("greedy", arrive=True),
+    Setting("whole", changes={"platform.capture_whole": "auto"}, arrive=True),
+    Setting("whole-sampled", changes={"platform.capture_whole": "auto"}, sampled=True),
     Setting("few-rows", changes={"ops": "triton_gemv,triton"}),
     Setting("sampled", sampled=True),
     Setting("drafts", changes=DRAFTS),
