@@ -185,6 +185,7 @@ def install(template: Template) -> None:
                     "environment": dict(os.environ if bound["env"] is None else bound["env"]),
                     "folder": os.fspath(bound["cwd"] or os.getcwd()),
                     "session": bool(bound["start_new_session"]),
+                    "group": bound["process_group"],
                 }
                 with contextlib.suppress(TypeError):  # an environment of bytes
                     pid = template.fork(command, options, files)
@@ -215,7 +216,7 @@ def _command(bound: Mapping[str, Any]) -> list[str] | None:
     if bound["executable"] or bound["preexec_fn"] or bound["shell"] or isinstance(args, (str, bytes)):
         return None
     args = [os.fspath(part) for part in args]
-    if args[:2] != [sys.executable, "-m"] or bound.get("process_group", -1) != -1 or bound.get("umask", -1) != -1:
+    if args[:2] != [sys.executable, "-m"] or bound["process_group"] not in (-1, 0) or bound.get("umask", -1) != -1:
         return None
     first = {**PARENTS, **LEAVES}.get(args[2] if len(args) > 2 else "")
     return args[2:] if first is not None and (not first or (args[3:4] and args[3] in first)) else None
@@ -285,8 +286,9 @@ def _become(asked: dict[str, Any], files: list[int], end: socket.socket, born: i
     """In the fork: be `python -m COMMAND`, and end.
 
     Args:
-        asked: "command"; "environment"; "folder"; "session", whether in one of its own; "files", the descriptors that
-            it shall have; "ignored", whether SIGINT is; "limits"; "processors"; "niceness".
+        asked: "command"; "environment"; "folder"; "session", whether in one of its own; "group", 0: in a process group
+            of its own; "files", the descriptors that it shall have; "ignored", whether SIGINT is; "limits";
+            "processors"; "niceness".
         files: those of ours that these are.
         end: the template's socket.
         born: a pipe, to write its id to when it looks as it should.
@@ -303,6 +305,8 @@ def _become(asked: dict[str, Any], files: list[int], end: socket.socket, born: i
     try:
         if asked["session"]:
             os.setsid()
+        elif asked["group"] == 0:
+            os.setpgid(0, 0)
         end.close()
         born, *high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, HIGH) for file in (born, *files)]
         os.closerange(3, HIGH)

@@ -4,9 +4,15 @@ is what these have. One real server and one router are started by the manifests'
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
+import secrets
 import shlex
+import socket
+import subprocess
+import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +31,7 @@ from engine.embedding import EngineConfig
 from engine.types.errors import EngineError
 from engine_connectors.tcp.card import TCPOptions
 from engine_kit.flags import merged_settings, name_positional_model
+from engine_nodes.card import AgentOptions
 from engine_router.config import read_config
 from engine_server.commands import give_role
 from engine_server.config import ServerConfig
@@ -35,7 +42,7 @@ from tests.serving.conftest import Server
 pytestmark = pytest.mark.xdist_group("kubernetes")
 
 FOLDER = ROOT / "docs" / "operators" / "kubernetes"
-MANIFESTS = ("server.yaml", "gpu.yaml", "replicas.yaml", "disaggregation.yaml")
+MANIFESTS = ("server.yaml", "gpu.yaml", "replicas.yaml", "disaggregation.yaml", "group.yaml")
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 """The oldest that has all that is used switched on (`preStop.sleep`), and the newest whose schemas are at hand."""
 WORKLOADS = ("Deployment", "StatefulSet")
@@ -53,7 +60,18 @@ def read(name: str) -> str:
 
 
 def documents(text: str) -> Documents:
-    return list(yaml.safe_load_all(text))
+    """Also what a LeaderWorkerSet makes: its leaders, as a Deployment's pods, and a worker's pod."""
+    found = list(yaml.safe_load_all(text))
+    for group in named(found, "LeaderWorkerSet"):
+        template, name = group["spec"].get("leaderWorkerTemplate", {}), group["metadata"]["name"]
+        if {"leaderTemplate", "workerTemplate"} <= set(template):
+            labels = {"matchLabels": template["leaderTemplate"]["metadata"]["labels"]}
+            leaders = {"selector": labels, "template": template["leaderTemplate"]}
+            found.append({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": leaders})
+            worker = {"name": f"{name}-0-1", **template["workerTemplate"]["metadata"]}
+            spec = template["workerTemplate"]["spec"]
+            found.append({"apiVersion": "v1", "kind": "Pod", "metadata": worker, "spec": spec})
+    return found
 
 
 def named(found: Documents, *kinds: str) -> Documents:
@@ -88,6 +106,9 @@ def misfits(found: Documents, versions: Sequence[str] = VERSIONS) -> list[str]:
     faults = []
     for document in found:
         for version in versions:
+            if document["kind"] == "LeaderWorkerSet":
+                faults += group_misfits(document)
+                continue
             try:
                 kubernetes_validate.validate(document, version, strict=True)
             except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
@@ -95,9 +116,78 @@ def misfits(found: Documents, versions: Sequence[str] = VERSIONS) -> list[str]:
     return faults
 
 
+GROUP_FIELDS = {
+    "spec": {"replicas", "leaderWorkerTemplate", "rolloutStrategy", "startupPolicy", "networkConfig"},
+    "leaderWorkerTemplate": {
+        *("leaderTemplate", "workerTemplate", "size", "restartPolicy", "subGroupPolicy", "volumeClaimTemplates"),
+        "persistentVolumeClaimRetentionPolicy",
+    },
+}
+"""Of leaderworkerset.x-k8s.io/v1, which is not among Kubernetes' own schemas."""
+GROUP_RESTARTS = {"RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"}
+
+
+def group_misfits(group: dict[str, Any]) -> list[str]:
+    """What a LeaderWorkerSet would not take; its pods' templates aside, which `documents` shows as Kubernetes' own."""
+    template = group["spec"].get("leaderWorkerTemplate", {})
+    faults = [f"no field {name}" for name in set(group["spec"]) - GROUP_FIELDS["spec"]]
+    faults += [f"no field {name}" for name in set(template) - GROUP_FIELDS["leaderWorkerTemplate"]]
+    if group["apiVersion"] != "leaderworkerset.x-k8s.io/v1" or "workerTemplate" not in template:
+        faults.append("no LeaderWorkerSet")
+    if template.get("restartPolicy", "None") not in GROUP_RESTARTS or not isinstance(template.get("size", 1), int):
+        faults.append(f"{template.get('restartPolicy')}, {template.get('size')}")
+    return faults
+
+
+def group_loose_ends(found: Documents) -> list[str]:
+    """Whether leader and workers of a LeaderWorkerSet find each other, with one token, and leave in order."""
+    faults = []
+    services = {one["metadata"]["name"] for one in named(found, "Service")}
+    for group, worker_pod in zip(named(found, "LeaderWorkerSet"), named(found, "Pod"), strict=True):
+        template = group["spec"]["leaderWorkerTemplate"]
+        leader_spec, worker_spec = template["leaderTemplate"]["spec"], worker_pod["spec"]
+        (leader,), (worker,) = leader_spec["containers"], worker_spec["containers"]
+        if group["metadata"]["name"] in services:
+            faults.append("the set makes a Service of its own name")
+        if flag(leader, "nodes.count") != [str(template["size"] - 1)]:
+            faults.append("--nodes.count is not the number of workers")
+        ports = {port["name"]: port["containerPort"] for port in leader["ports"]}
+        if flag(leader, "nodes.listen") != [f"tcp://$(POD_IP):{ports.get('nodes')}"] or {
+            one["name"]: one.get("valueFrom") for one in leader["env"]
+        }.get("POD_IP") != {"fieldRef": {"fieldPath": "status.podIP"}}:
+            faults.append("the leader does not listen at its own address")
+        if worker["args"][:2] != ["join", f"tcp://$(LWS_LEADER_ADDRESS):{ports.get('nodes')}"]:
+            faults.append("the worker does not look for the leader")
+        tokens = [*flag(leader, "nodes.token_file"), *flag(worker, "token-file")]
+        for spec, container in ((leader_spec, leader), (worker_spec, worker)):
+            volumes, (copies,) = {volume["name"]: volume for volume in spec["volumes"]}, spec["initContainers"]
+            places = {
+                mount["mountPath"]: mount["name"] for mount in [*container["volumeMounts"], *copies["volumeMounts"]]
+            }
+            *_, source, target = copies["command"]
+            kinds = [volumes.get(places.get(str(Path(file).parent), ""), {}) for file in (source, target)]
+            if (
+                {*tokens, target} != {target}
+                or len(tokens) != 2
+                or "secret" not in kinds[0]
+                or "emptyDir" not in kinds[1]
+            ):
+                faults.append(f"the token is not copied to {tokens}")
+            if set(places.values()) != set(volumes):
+                faults.append(f"volumes and their mounts differ: {sorted(volumes)}")
+        models = [[m for m in container["volumeMounts"] if m["name"] == "models"] for container in (leader, worker)]
+        if models[0] != models[1]:
+            faults.append("the model is not at the same path")
+        drain = leader["lifecycle"]["preStop"]["sleep"]["seconds"] + int(flag(leader, "shutdown-timeout")[0])
+        stays = worker["lifecycle"]["preStop"]["sleep"]["seconds"]
+        if not drain < stays <= worker_spec["terminationGracePeriodSeconds"] - DRAIN_MARGIN:
+            faults.append("the workers leave before the leader has drained")
+    return faults
+
+
 def loose_ends(found: Documents) -> list[str]:
     """What schemas cannot see: names that lead nowhere, times that do not fit. Volumes may be of server.yaml."""
-    faults = []
+    faults = group_loose_ends(found)
     pods = {one["metadata"]["name"]: one for one in named(found, *WORKLOADS)}
     labels = {name: one["spec"]["template"]["metadata"]["labels"].items() for name, one in pods.items()}
     services = {one["metadata"]["name"]: one for one in named(found, "Service")}
@@ -125,7 +215,8 @@ def loose_ends(found: Documents) -> list[str]:
         probes = [probe for name, probe in container.items() if name.endswith("Probe")]
         faults += [f"a probe asks {p['httpGet']['port']}" for p in probes if p["httpGet"]["port"] not in ports]
         volumes = {volume["name"] for volume in spec["volumes"]}
-        if {mount["name"] for mount in container["volumeMounts"]} != volumes:
+        mounted = [mount for one in [container, *spec.get("initContainers", [])] for mount in one["volumeMounts"]]
+        if {mount["name"] for mount in mounted} != volumes:
             faults.append(f"volumes and their mounts differ: {sorted(volumes)}")
         asked = {v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v}
         faults += [f"nobody claims {name}" for name in asked - claims]
@@ -201,6 +292,11 @@ def test_what_manifests_name_is_there(name):
         ("replicas.yaml", "autoscaling/v2", "autoscaling/v2beta2"),
         ("replicas.yaml", "averageValue: 800m", "averageValue: [800m]"),
         ("replicas.yaml", "kind: PodDisruptionBudget", "kind: PodDisruptionBudgets"),
+        ("group.yaml", "restartPolicy: None", "restartPolicy: Never"),
+        ("group.yaml", "    size: 3", "    sizes: 3"),
+        ("group.yaml", "    workerTemplate:", "    workersTemplate:"),
+        ("group.yaml", "sleep: {seconds: 135}", "sleep: 135"),
+        ("group.yaml", "fieldRef: {fieldPath: status.podIP}", "fieldRef: status.podIP"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_found(name, old, new):
@@ -227,6 +323,15 @@ def test_a_manifest_that_does_not_fit_is_found(name, old, new):
         ("replicas.yaml", "clusterIP: None", "clusterIP: 10.0.0.1"),
         ("disaggregation.yaml", "peers=engine-prefill-0.", "peers=engine-prefill-1."),
         ("disaggregation.yaml", "containerPort: 14579", "containerPort: 14580"),
+        ("group.yaml", "size: 3", "size: 2"),
+        ("group.yaml", "containerPort: 9400", "containerPort: 9401"),
+        ("group.yaml", "(LWS_LEADER_ADDRESS):9400", "(LWS_LEADER_ADDRESS):9401"),
+        ("group.yaml", "(POD_IP):9400", "(POD_IPS):9400"),
+        ("group.yaml", "--token-file=/run/engine/token", "--token-file=/etc/engine-nodes/token"),
+        ("group.yaml", "/run/engine/token]", "/run/engine/secret]"),
+        ("group.yaml", "name: engine-group-leader", "name: engine-group"),
+        ("group.yaml", "sleep: {seconds: 135}", "sleep: {seconds: 120}"),
+        ("group.yaml", "sleep: {seconds: 135}", "sleep: {seconds: 145}"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_found(name, old, new):
@@ -242,6 +347,8 @@ def unknown(container: dict[str, Any]) -> list[str]:
         commands.parse(command_line(container))
         name, *rest = commands.words(command_line(container))[1:]
         arguments = commands.parser_of(name).parse_args(canonical(rest))
+        if name == "join":
+            return faults  # its flags are the parser's
         if name == "serve":
             name_positional_model(arguments, name)
         merged = merged_settings(arguments)
@@ -253,13 +360,29 @@ def unknown(container: dict[str, Any]) -> list[str]:
             read_config(merged)
     except (ValueError, SystemExit, argparse.ArgumentError, EngineError) as error:
         faults.append(str(error))
-    options = re.findall(r"--kv-connector\.(\w+)=", " ".join(container["args"]))
-    return [*faults, *(f"tcp has no option {name}" for name in set(options) - set(TCPOptions.model_fields))]
+    for point, options in (("kv-connector", TCPOptions), ("nodes", AgentOptions)):
+        given = {name: flag(container, f"{point}.{name}")[0] for name in options_of(container, point)}
+        try:
+            options.model_validate(given)
+        except ValueError as error:
+            faults.append(str(error))
+    return faults
+
+
+def options_of(container: dict[str, Any], point: str) -> list[str]:
+    """The options of this point's driver that are set."""
+    return re.findall(rf"--{point}\.(\w+)=", " ".join(container["args"]))
+
+
+def programs(found: Documents) -> list[dict[str, Any]]:
+    """The containers of workloads, and of the workers of a LeaderWorkerSet."""
+    workers = [container for one in named(found, "Pod") for container in one["spec"]["containers"]]
+    return [*(container for _, container in containers(found)), *workers]
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_the_program_takes_the_arguments(name):
-    for _, container in containers(documents(read(name))):
+    for container in programs(documents(read(name))):
         assert unknown(container) == []
 
 
@@ -273,12 +396,16 @@ def test_the_program_takes_the_arguments(name):
         ("replicas.yaml", "--backend=", "--backends="),
         ("disaggregation.yaml", "--kv-connector.advertise=", "--kv-connector.advertised="),
         ("disaggregation.yaml", "--kv-role=decode", "--kv-role=decoder"),
+        ("group.yaml", "--nodes.count=2", "--nodes.counts=2"),
+        ("group.yaml", "--nodes.count=2", "--nodes.count=two"),
+        ("group.yaml", "--pipeline-parallel-size=", "--pipeline-size="),
+        ("group.yaml", "--token-file=", "--token_files="),
     ],
 )
 def test_an_argument_that_is_not_taken_is_found(name, old, new):
     text = read(name)
     found = documents(text.replace(old, new))
-    assert old in text and any(unknown(container) for _, container in containers(found))
+    assert old in text and any(unknown(container) for container in programs(found))
 
 
 # -- the containers ----------------------------------------------------------------------------------------------------
@@ -337,7 +464,7 @@ def all_pods() -> list[dict[str, Any]]:
     return [pod(workload) for name in MANIFESTS for workload in named(documents(read(name)), *WORKLOADS)]
 
 
-CONTAINERFILES = {"Containerfile": ("engine-router", "engine-connectors")}
+CONTAINERFILES = {"Containerfile": ("engine-router", "engine-connectors", "engine-nodes")}
 CONTAINERFILES["Containerfile.cuda"] = (*CONTAINERFILES["Containerfile"], "engine-cuda")
 
 
@@ -397,6 +524,39 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
             assert router.stop() == 0, "".join(router.lines)
     finally:
         assert server.stop() == 0, "".join(server.lines)
+
+
+@pytest.mark.slow
+def test_a_group_serves_with_its_workers(tmp_path):
+    """By the command lines of group.yaml, with the bundled model and little memory, all at one address."""
+    (tmp_path / "keys.yaml").write_text("- a-key-of-the-tests\n")
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text(secrets.token_urlsafe(32))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    found = documents(read("group.yaml"))
+    (leader,), (worker,) = ([c for c in programs(found) if c["args"][0] == name] for name in ("serve", "join"))
+
+    def own(container: dict[str, Any]) -> list[str]:
+        text = "\n".join(container["args"][1:]).replace("--kv-cache-memory=8GiB", "--kv-cache-memory=64MiB")
+        text = re.sub(r"\$\(\w+\):9400", f"127.0.0.1:{port}", text).replace("/models/chat", "tiny")
+        return text.replace("/run/engine", str(tmp_path)).replace("/etc/engine", str(tmp_path)).split("\n")
+
+    with contextlib.ExitStack() as at_end:
+        for name in ("one", "two"):
+            command = [sys.executable, "-m", "engine", "join", *own(worker), "--node-name", name]
+            at_end.callback(subprocess.Popen.terminate, at_end.enter_context(subprocess.Popen(command)))
+        server = Server(*own(leader))
+        at_end.callback(server.stop)
+        until = time.monotonic() + 60
+        while httpx.get(f"{server.address}/ready", timeout=30).status_code != 200:
+            assert time.monotonic() < until and server.process.poll() is None, "".join(server.lines)
+            time.sleep(0.1)
+        body = {"model": "chat", "prompt": "Once", "max_tokens": 4}
+        headers = {"authorization": "Bearer a-key-of-the-tests"}
+        answer = httpx.post(f"{server.address}/v1/completions", json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+        assert {"one", "two"} <= set(re.findall(r"core0:rank\d stage\d tp0: (\w+)", "".join(server.lines)))
 
 
 def test_keys_of_the_secret_let_clients_in(running):

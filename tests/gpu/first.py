@@ -115,7 +115,9 @@ def stages(workers: int, paths: Sequence[str] = TESTS, thorough: bool = False) -
             if alone
             else []
         ),
+        Stage("switches", [bench("bench_switches")], 90),
         Stage("matrix products alone", [bench("bench_linear")], 30),
+        Stage("products by shape", [bench("bench_linear", "--choices", "--rows", "1,4,8,24,64,256")], 75),
     ]
     found += [Stage(name, [bench(module)], 45) for module, name in OF_KERNELS.items() if there(module)]
     found.append(Stage("attention side by side", [bench("bench_attention")], 100))

@@ -59,7 +59,7 @@ def generate(folder: Path, params: SamplingParams | list[SamplingParams], **sett
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 
 
-def mixed(max_tokens: int = NEW_TOKENS) -> list[SamplingParams]:
+def mixed(max_tokens: int = NEW_TOKENS, penalty: float = 1.1) -> list[SamplingParams]:
     """Greedy rows and drawn ones, with every filter and with penalties."""
     return [
         SamplingParams(
@@ -67,7 +67,7 @@ def mixed(max_tokens: int = NEW_TOKENS) -> list[SamplingParams]:
             seed=index,
             top_p=0.95 if index % 3 else 1.0,
             top_k=20 if index % 4 else 0,
-            repetition_penalty=1.1 if index % 5 == 1 else 1.0,
+            repetition_penalty=penalty if index % 5 == 1 else 1.0,
             max_tokens=max_tokens,
             ignore_eos=True,
         )
@@ -157,6 +157,23 @@ def test_captured_steps_with_prompts_give_the_tokens_of_uncaptured_ones(folder: 
     assert all(len(tokens) == NEW_TOKENS for tokens in eager)
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.1])
+@pytest.mark.parametrize("more", [{}, {"platform.dependents": "auto"}, FEW_ROWS], ids=str)
+def test_whole_steps_give_the_tokens_of_others(folder: Path, more: dict[str, Any], penalty: float) -> None:
+    """Bit by bit, with two in flight; where rows have penalties beside others, they take turns with steps as before."""
+    settings: dict[str, Any] = {"dtype": "bfloat16", "in_flight": 2, "platform.capture": "always", **more}
+    without, whole = (
+        generate(folder, mixed(penalty=penalty), **settings, **{"platform.capture_whole": each})
+        for each in ("never", "auto")
+    )
+    assert without == whole
+
+
+def test_whole_steps_beside_prompts_give_the_tokens_of_others(folder: Path) -> None:
+    settings: dict[str, Any] = {"platform.capture": "always", "max_num_batched_tokens": 64}
+    assert arriving(folder, **settings) == arriving(folder, **settings, **{"platform.capture_whole": "auto"})
+
+
 def test_drafts_change_no_token(folder: Path) -> None:
     drafts: dict[str, Any] = {"drafter": "ngram", "drafter.num_tokens": 4, "drafter.min_match": 1}
     assert generate(folder, mixed(), dtype="float32", **drafts) == generate(folder, mixed(), dtype="float32")
@@ -173,7 +190,8 @@ def decoding(folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     """An engine in the middle of decoding all rows."""
     with LLM(model=str(folder), dtype="bfloat16", in_flight=2, **SIZES, **request.param) as llm:
         engine = llm.llm_engine
-        for index, (prompt, params) in enumerate(zip(prompts(), mixed(100), strict=True)):
+        penalty = 1.0 if "platform.capture_whole" in request.param else 1.1  # with one, no step is whole
+        for index, (prompt, params) in enumerate(zip(prompts(), mixed(100, penalty), strict=True)):
             engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
         for _ in range(24):
             engine.step()
@@ -185,9 +203,11 @@ def decoding(folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 DRAFTS = {"drafter": "ngram", "drafter.num_tokens": 3, "drafter.min_match": 1}
+WHOLE = {"platform.capture": "always", "platform.capture_whole": "auto"}
+each_step = pytest.mark.parametrize("decoding", [{}, DRAFTS, WHOLE], indirect=True, ids=["plain", "drafts", "whole"])
 
 
-@pytest.mark.parametrize("decoding", [{}, DRAFTS], indirect=True, ids=["plain", "drafts"])
+@each_step
 def test_no_decode_step_synchronises(decoding: Any) -> None:
     """Torch itself raises where an operation of its own waits for the device."""
     torch.cuda.set_sync_debug_mode("error")
@@ -201,7 +221,7 @@ def test_no_decode_step_synchronises(decoding: Any) -> None:
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cuStreamSynchronize", "cuCtxSynchronize")
 
 
-@pytest.mark.parametrize("decoding", [{}, DRAFTS], indirect=True, ids=["plain", "drafts"])
+@each_step
 def test_the_profiler_sees_no_wait_in_decode_steps(decoding: Any) -> None:
     """What waits is the copy of the tokens back, on an event; nothing waits for the whole stream or device."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

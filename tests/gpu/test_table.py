@@ -18,7 +18,7 @@ from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
 from tests.gpu import first
 from tests.gpu import page as page_module
-from tests.gpu.bench_linear import MODELS, measure
+from tests.gpu.bench_linear import MODELS, choose, measure
 from tests.gpu.bench_moe import Layer, Shape
 from tests.gpu.bench_moe import measure as measure_experts
 from tests.gpu.device_time import table as kernels
@@ -79,6 +79,22 @@ def test_products_alone_are_those_of_the_roofline(title: str, model: str) -> Non
     assert row.gb_s == pytest.approx(sum(operation.num_bytes for operation in products) / steps / 1e9)
     assert row.tflop_s == pytest.approx(sum(operation.flops for operation in products) / steps / 1e12)
     assert [rows for *_, rows in asked] == [256] * 5 and row.result.startswith(f"{steps * 1e3:.2f} ms; GB/s: qkv ")
+
+
+def test_what_choosing_a_product_by_shape_would_bring() -> None:
+    """Each shape's fastest, as often as a step has it; where none is faster than what is taken, nothing."""
+
+    def ways(inputs: int, outputs: int, rows: int) -> dict[str, float]:
+        narrow = inputs > outputs
+        return {"as it is": 4e-6, "cuBLASLt": 2e-6 if narrow else 5e-6, f"{rows + 1} rows": 4e-6}
+
+    sizes = MODELS["0.6B"]
+    narrow = sum(times for _, inputs, outputs, times in sizes.shapes() if inputs > outputs)
+    every = sum(times for *_, times in sizes.shapes())
+    row = choose("0.6B", sizes, 7, ways)
+    assert row.figures["usual_ms"] == pytest.approx(4e-3 * every)
+    assert row.figures["best_ms"] == pytest.approx(4e-3 * every - 2e-3 * narrow) and 0 < narrow < every
+    assert "down cuBLASLt 2.0 of 4.0 us" in row.result and "qkv as it is 4.0 of 4.0 us" in row.result
 
 
 def test_time_that_overlaps_counts_once() -> None:

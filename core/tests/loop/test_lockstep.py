@@ -6,6 +6,7 @@ from __future__ import annotations
 import select
 import threading
 import time
+from typing import Any
 
 import drafting
 import pytest
@@ -18,9 +19,11 @@ from outcomes import check_outcome
 from paged_worker import VOCAB
 from schedules import Planned, Schedule, Settings, examples, schedules
 
+from engine.loop import engine_core, process
 from engine.loop.engine_core import EngineCore
 from engine.loop.process import wind_down
 from engine.types.errors import EngineDeadError
+from engine.types.messages import Add
 from engine.types.params import SamplingParams
 from engine_parallel.lockstep import Star
 
@@ -133,6 +136,94 @@ def test_the_death_of_one_is_told_to_all_others(dies: int, when: str) -> None:
     told = together(3, work)
     for rank in range(3):
         assert rank == dies or f"in step with data-parallel rank {dies} of 3" in told[rank]
+
+
+class Told:
+    """In the place of a core's clients and of its parent, for the loop of its process."""
+
+    def __init__(self, requests: tuple[Planned, ...]) -> None:
+        self.requests = [planned.to_request() for planned in requests]
+        self.slept: list[float] = []
+        self.errors: list[Any] = []
+        self.inbox = self.outbox = None
+
+    def receive(self, timeout: float, awake: float) -> Add | None:
+        self.slept.append(timeout)
+        return Add([self.requests.pop()], 0) if self.requests else None
+
+    def send(self, message: Any) -> None:
+        pass
+
+    def patience(self, longest: float) -> float:
+        return longest
+
+    def known(self, client: int) -> bool:
+        return True
+
+    def own(self, client: int, request: Any) -> None:
+        pass
+
+    def catch_up(self) -> None:
+        pass
+
+    def tell(self, outputs: Any) -> None:
+        self.errors += [output.error for output in outputs.outputs if output.error is not None]
+
+
+@pytest.mark.parametrize("when", ["asleep", "at work"])
+def test_a_core_that_dies_tells_its_own_reason_and_its_loop_ends(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left the others before, which is no reason for its death, and its process is not to sleep on that."""
+    monkeypatch.setattr(engine_core, "GONE_SECONDS", 0.05)
+    monkeypatch.setattr(process, "brought", lambda *_: lambda *_: told)
+    told = Told(asking(1) if when == "at work" else ())
+
+    def fail(*_: Any) -> None:
+        raise ValueError("the device is odd")
+
+    def work(rank: int, star: Star) -> EngineDeadError | None:
+        core, _ = make_core(LAYOUTS["full"], ROOMY)
+        core.lockstep = star
+        if rank:
+            while star.gone() is None:
+                if core.has_work():
+                    core.step()
+            return star.gone()
+        core.executor.check_health = core.executor.execute = fail  # type: ignore[method-assign, assignment]
+        with pytest.raises(EngineDeadError, match="the device is odd") as caught:
+            process.step_loop(core, told)  # type: ignore[arg-type]
+        assert star.gone() is None
+        assert core.has_work(), "whoever looks again is told again, and does not sleep"
+        with pytest.raises(EngineDeadError) as again:
+            core.step()
+        assert again.value is caught.value
+        return None
+
+    _, heard = together(2, work)
+    assert "data-parallel rank 0 of 2" in str(heard)
+    if when == "at work":
+        assert "the device is odd" in str(told.errors) and told.slept[-1] == 0.0
+
+
+def test_a_core_that_dies_while_it_winds_down_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_core, "GONE_SECONDS", 0.05)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("the device is odd")
+
+    def work(rank: int, star: Star) -> None:
+        core, _ = make_core(LAYOUTS["full"], ROOMY)
+        core.lockstep = star
+        for request in asking(1, tokens=30):
+            core.add_request(request.to_request())
+        core.step()
+        if rank == 0:
+            core.executor.execute = fail  # type: ignore[method-assign, assignment]
+            core.add_request(asking(2)[1].to_request())
+            core.step()
+            assert core._dead is not None
+        wind_down(core, SECONDS)
+
+    together(2, work)
 
 
 @pytest.mark.parametrize("silent", [0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -214,6 +215,58 @@ def test_a_child_whose_parent_dies_leaves(play: Make, tmp_path: Path, given: int
             time.sleep(0.05)
         process.stdin.close()
     assert process.wait(20) == PARENT_DIED and not folder.exists()
+
+
+STARTS_TWO = """
+import sys, time
+from engine.process.local import LocalProcess
+from engine.process.wire import Link, opening
+import played_child
+one = LocalProcess("played_child", opening(Link(), played_child.Start("one")), "one")
+print(one.pid, one.directory, flush=True)
+time.sleep(60)
+"""
+ONE_OF_TWO = """
+    if start.text == "one":
+        from engine.process.local import LocalProcess
+        from engine.process.wire import Link, opening
+        two = LocalProcess("played_child", opening(Link(), Start("two")), "two")
+        print(two.pid, two.directory, flush=True)
+    else:
+        print("up", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_those_that_are_stopped_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """The system continues them then, each in its turn. Else they would stay as long as nobody does."""
+    (tmp_path / "played_child.py").write_text(PLAYED.format(body=ONE_OF_TWO))
+    (tmp_path / "parent.py").write_text(STARTS_TWO)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.script", str(tmp_path / "parent.py")],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=Path(__file__).parents[3],
+    ) as parent:
+        assert parent.stdout is not None
+        told = [parent.stdout.readline().split() for _ in range(3)]
+        assert told[2] == ["up"]
+        started = [(psutil.Process(int(pid)), Path(directory)) for pid, directory in told[:2]]
+        try:
+            for process, directory in started:
+                process.suspend()
+                assert directory.exists()
+            parent.kill()
+            until = time.monotonic() + 20
+            while not all(local._ended(process) and not directory.exists() for process, directory in started):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        finally:
+            for process, _ in started:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
 
 
 def test_a_directory_that_is_removed_takes_no_more_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

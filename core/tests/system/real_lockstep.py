@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import VOCAB, layout
+from harness import VOCAB
 from hypothesis import strategies as st
 from lockstep_cores import run_together
 from schedules import Schedule, Settings, schedules
-from test_real_schedules import Crew, check, core_around, message_for, unvaried, with_sampling
+from test_real_schedules import Crew, check, core_around, laid_out, message_for, unvaried, with_sampling
 
 from engine.loop.engine_core import EngineCore
 from engine.runner.model_runner import ModelRunner
@@ -56,7 +56,8 @@ def run(
         for number, one in enumerate(several)
     ]
     workers = crews(unvaried(settings), buckets, parallel, changed)
-    form = layout().marked() if settings.canary else layout()
+    form = laid_out(settings.drafter, parallel)
+    form = form.marked() if settings.canary else form
 
     def make(rank: int, schedule: Schedule) -> Any:
         return core_around(*workers[rank], form, schedule.settings, parallel.pp)[0]

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext
-from engine.interfaces.ops import OPERATIONS, OpsNeed
+from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed, StepTables
 from engine.interfaces.platform import CaptureKey, Trial
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
@@ -40,6 +40,7 @@ from engine_cuda.attention_triton import body as attention_body
 from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOptions
 from engine_cuda.ops_triton.card import TritonOps
 from engine_cuda.ops_triton_gemv.card import TritonGemv
+from engine_cuda.platform_cuda.whole import CudaWholeSteps
 from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
 from engine_reference.models.llama_card import Llama, Qwen3
 from engine_reference.platform_host.card import HostPlatform
@@ -133,6 +134,21 @@ class MetaPlatformBody(HostPlatformBody):
         return SimpleNamespace(done=lambda: False)
 
 
+class MetaWholePlatform(MetaPlatform):
+    """And decode steps whole."""
+
+    captures_whole = True
+    body = "launches:MetaWholePlatformBody"
+
+
+class MetaWholePlatformBody(MetaPlatformBody):
+    def whole_steps(self, ops: Ops, tables: StepTables, parameters: Any) -> CudaWholeSteps:
+        def record(fn: Callable[[], None], trial: Trial | None) -> Callable[[], None]:
+            return self.capture(fn, CaptureKey(1), trial)
+
+        return CudaWholeSteps(self, record, True, ops, tables, parameters)
+
+
 class MetaOps(TritonOps):
     """The operations `triton`, whatever the device."""
 
@@ -199,13 +215,15 @@ class MetaWorker:
         model: of the checkpoint driver `dummy`.
         max_num_seqs: slots; also the one bucket of decode steps.
         gemv: linear layers by ops driver `triton_gemv`.
+        whole: decode steps are captured whole.
     """
 
-    def __init__(self, model: str, max_num_seqs: int, gemv: bool = False, **changes: Any) -> None:
+    def __init__(self, model: str, max_num_seqs: int, gemv: bool = False, whole: bool = False, **changes: Any) -> None:
         config = config_of(model)
         description = (Llama if config["model_type"] == "llama" else Qwen3).describe(config)
         candidates = [
             Candidate("platform", "meta", 0, "launches", "1", "launches:MetaPlatform"),
+            Candidate("platform", "meta_whole", 0, "launches", "1", "launches:MetaWholePlatform"),
             Candidate("attention", "meta", 0, "launches", "1", "launches:MetaAttention"),
             Candidate("ops", "meta", 0, "launches", "1", "launches:MetaOps"),
             Candidate("ops", "meta_gemv", 0, "launches", "1", "launches:MetaGemv"),
@@ -226,7 +244,7 @@ class MetaWorker:
             drivers.insert(0, ("meta_gemv", TritonGemv.operations))
         fields: dict[str, Any] = {
             "choices": (
-                choice("platform", "meta"),
+                choice("platform", "meta_whole" if whole else "meta"),
                 *(choice("ops", next(d for d, its in drivers if name in its), name) for name in OPERATIONS),
                 choice("attention", "meta", "full", **TritonAttentionOptions().model_dump()),
                 choice("model", config["architectures"][0]),

@@ -56,3 +56,18 @@ def test_around_the_captured_step() -> None:
     for pages, placing in ((False, []), (True, ["index_put_"])):
         launches = greedy_step("dummy:0.6B,layers=2", pages=pages)
         assert launches.outside == ["to_device", *placing, "prepare_kernel", "plan_kernel", *draw, "to_host"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_whole_step(temperature: float) -> None:
+    """Nothing is launched around the graph but copies, and new pages; in it one kernel takes what rows draw with."""
+    with noted():
+        worker = MetaWorker("dummy:0.6B,layers=2", 2, whole=True)
+        worker.enter(2, temperature=temperature)
+        worker.step()
+        first, second = worker.step(), worker.step(pages=True)
+    assert first.outside == ["to_device", "clone", "to_host"]
+    assert second.outside == ["to_device", "index_put_", "clone", "to_host"]
+    assert first.captured[:2] == ["prepare_kernel", "plan_kernel"]
+    draw = ["check_kernel", "rows_kernel", "blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel"]
+    assert first.captured[-len(draw) :] == draw

@@ -11,7 +11,7 @@ import torch
 from gguf_maker import BLOCK_TYPES, byte_vocabulary, greedy, tiny_model, write
 
 from engine import LLM, SamplingParams
-from engine.types.errors import UnfitDriverError
+from engine.types.errors import ConfigError, UnfitDriverError
 
 PROMPTS = [[5, 9, 77, 200, 31, 12, 40, 41, 42, 43], [1, 2, 3]]
 SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 60, "block_size": 4}
@@ -19,6 +19,9 @@ ARCHITECTURES = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM",
     "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM",
 )  # fmt: skip
+
+SAME_ROWS = 1e-3
+"""How far log probabilities of ranks lie from those of one: rows are rounded alike, and sums are in another order."""
 
 
 def answers(path: Path, *, count: int = 12, **settings: Any) -> list[Any]:
@@ -123,33 +126,59 @@ def test_an_embedding_stays_as_it_is_stored(tmp_path: Path) -> None:
                 slack = 0 if driver else 2 * 32 * matrix // 272  # outputs filled up to 32
                 assert in_file <= held <= in_file + slack, (tied, driver)
         assert tokens(answers(path, dtype="float32", quantization="gguf")) == expected
-        near = scores(answers(path, dtype="float32")) - scores(answers(path, dtype="float32", quantization="gguf"))
-        assert np.abs(near).mean() < 0.1
+        native = scores(answers(path, dtype="float32"))
+        assert np.abs(native - scores(answers(path, dtype="float32", quantization="gguf"))).mean() < 0.1
         if tied:
             two = answers(path, dtype="float32", quantization="gguf", tensor_parallel_size=2)
             assert tokens(two) == expected
+            assert np.abs(scores(answers(path, dtype="float32", tensor_parallel_size=2)) - native).max() < SAME_ROWS
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "GemmaForCausalLM"])
-def test_a_model_that_builds_its_own_embedding(architecture: str, tmp_path: Path) -> None:
-    """transformers' own modules get the plain matrix, at both ends."""
+def test_by_transformers_modules(architecture: str, tmp_path: Path) -> None:
+    """Both ends share the file's bytes there too, also where a class of transformers scales the rows that it finds."""
     pytest.importorskip("engine_transformers", reason="engine-transformers is not installed")
     model = tiny_model(architecture, tie_word_embeddings=True)
     path = write(tmp_path / "model.gguf", model, "Q6_K", vocabulary=byte_vocabulary())
-    found = answers(path, dtype="float32", quantization="gguf", model_impl="transformers")
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) * 210 // 256
+    vectors = 4 * sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    exact = {"dtype": "float32", "quantization": "gguf", "model_impl": "transformers", **SETTINGS}
+    with LLM(model=str(path), **exact) as llm:
+        assert llm.llm_engine.client.worker.weight_bytes == matrices + vectors
+    found = answers(path, **exact)
     assert tokens(found) == greedy(model, PROMPTS, 12)
+    near = answers(path, dtype="float32", model_impl="transformers")
+    assert np.abs(scores(near) - scores(found)).mean() < 0.1
+
+
+def test_a_driver_for_a_head_that_is_the_embedding(tmp_path: Path) -> None:
+    """Is named for both, or the start says so; one for the embedding alone has the head too."""
+    model = tiny_model("Qwen3ForCausalLM", tie_word_embeddings=True, layers=1)
+    path = write(tmp_path / "model.gguf", model, "Q8_0", vocabulary=byte_vocabulary())
+    for named, said in (
+        ("linear=gguf,head=gguf", "head is its embedding, which is plain"),
+        ("linear=gguf,head=gguf_cpu,embedding=gguf", "head is its embedding, which 'gguf' packs"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            answers(path, dtype="float32", quantization=named)
+    for named in ("linear=gguf", "linear=gguf,embedding=gguf"):
+        assert tokens(answers(path, dtype="float32", quantization=named)) == greedy(model, PROMPTS, 12), named
 
 
 def test_parts_and_ranks(tmp_path: Path) -> None:
-    """A model in several files, over two ranks."""
+    """A model in several files, over two ranks: by the portable driver, and by the processor's own."""
     model = tiny_model(
         "LlamaForCausalLM", hidden=512, intermediate_size=1024, num_attention_heads=8, num_key_value_heads=4
     )
     path = write(tmp_path / "model.gguf", model, "Q4_K", vocabulary=byte_vocabulary(), parts=2)
     expected = greedy(model, PROMPTS, 8, torch.float64)
-    assert tokens(answers(path, count=8, dtype="float64", quantization="gguf")) == expected
+    one = answers(path, count=8, dtype="float64", quantization="gguf")
+    assert tokens(one) == expected
     two = answers(path, count=8, dtype="float64", quantization="gguf", tensor_parallel_size=2)
     assert tokens(two) == expected
+    native, over_two = (answers(path, count=8, dtype="float32", tensor_parallel_size=size) for size in (1, 2))
+    assert np.abs(scores(native) - scores(one)).mean() < 0.1
+    assert np.abs(scores(over_two) - scores(native)).max() < SAME_ROWS
 
 
 def test_another_quantization_is_refused(tmp_path: Path) -> None:

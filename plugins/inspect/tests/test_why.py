@@ -89,6 +89,15 @@ def test_where_nothing_is_named_and_none_is_at_work_the_cards_are_asked(program,
     assert rows["qwen3"]["reasons"] == ["the model's chat template has nothing of its form"]
 
 
+@pytest.mark.parametrize("settings", [(), ("--quantization", "absmax")])
+def test_a_driver_is_not_held_to_kinds_that_it_does_not_serve(program, settings):
+    """One that serves some of the kinds has a line for those, and none for the others."""
+    _, out, _ = program("plugins", "why", "quantization", *settings, "--json")
+    drivers = [row["driver"] for row in json.loads(out)["candidates"]]
+    assert {"absmax", "gguf", "stored"} <= set(drivers) and len(drivers) == len(set(drivers))
+    assert "not embedding" not in out
+
+
 def test_two_of_a_name_stop_nobody_who_does_not_take_them(program, tmp_path, monkeypatch):
     for distribution in ("engine-moon", "engine-mars"):
         install(tmp_path, "sound", distribution=distribution)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from small_adapters import (
     EMBEDDING,
     HIDDEN,
+    LAYERS,
     SHAPES,
     TOKENIZER,
     VOCAB,
@@ -158,6 +159,23 @@ def test_what_cannot_be_loaded_is_refused_and_others_go_on(adapters: Adapters, l
     with pytest.raises(InvalidRequestError, match="256 is the most that can be; merge it"):
         tokens_of(llm, [most])
     assert list(outputs[1].outputs[0].token_ids) == adapters.expected[1][1]
+
+
+def test_an_adapter_of_another_model_is_refused(adapters: Adapters, llm: LLM, tmp_path: Path) -> None:
+    """By the layer: one of other sizes, one more than there are, one that no such model has. Nothing of it is kept."""
+    place = "model.layers.0.self_attn.q_proj"
+    for number, (module, inputs, found) in enumerate(
+        [
+            (place, HIDDEN + 16, rf"A of {place} is \[4, 48\].*they would be \[4, 32\].*trained for this model"),
+            (f"model.layers.{LAYERS}.self_attn.q_proj", HIDDEN, f"no layer model.layers.{LAYERS}.self_attn.q_proj"),
+            ("model.layers.0.self_attn.out_proj", HIDDEN, "no layer model.layers.0.self_attn.out_proj"),
+        ]
+    ):
+        sound = {"model.layers.1.mlp.up_proj": SHAPES["mlp.up_proj"]}
+        write_pairs(tmp_path / f"a{number}", number, sound | {module: (HIDDEN, inputs)})
+        with pytest.raises(InvalidRequestError, match=found):
+            tokens_of(llm, [LoRARequest(f"a{number}", 0, tmp_path / f"a{number}")])
+    assert tokens_of(llm, adapters.requests[:2]) == adapters.expected_of(range(2))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e30], ids=str)

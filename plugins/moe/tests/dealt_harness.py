@@ -39,8 +39,17 @@ WAYS: dict[str, tuple[Parallel, str, dict[str, Any]]] = {
     "two cores of two ranks, moving": (Parallel(dp=2, tp=2, ep=True), "gather", MOVING),
     "three cores, all_to_all, moving": (Parallel(dp=3, ep=True), "all_to_all", MOVING),
     "two cores in stages": (Parallel(dp=2, pp=2, ep=True), "gather", {}),
+    "shared sequences, moving": (Parallel(tp=2, cp=2, ep=True), "gather", MOVING),
+    "shared sequences in stages": (Parallel(tp=2, pp=2, cp=2, ep=True), "all_to_all", MOVING),
+    "two cores of shared sequences": (Parallel(dp=2, cp=2, ep=True), "all_to_all", {}),
+    "two cores of two ranks in stages": (Parallel(dp=2, tp=2, pp=2, ep=True), "all_to_all", MOVING),
+    "two cores of two ranks, shared sequences": (Parallel(dp=2, tp=2, cp=2, ep=True), "gather", MOVING),
+    "two cores of shared sequences in stages": (Parallel(dp=2, pp=2, cp=2, ep=True), "gather", MOVING),
 }
-"""How the model is divided, by which driver, and its options."""
+"""How the model is divided, by which driver, and its options: among them every combination of 1 and 2 that has experts
+to deal, and at most eight ranks."""
+WINDOW = 6
+"""Of the sliding layers: two ranks that share sequences can share it."""
 
 
 def weights(model: ModelDescription | None = None, seed: int = 5) -> Iterator[tuple[str, torch.Tensor]]:
@@ -92,6 +101,8 @@ def way(request: pytest.FixtureRequest) -> Iterator[Parallel]:
         patch.setattr(real, "start_message", message)
         patch.setattr(real, "ALONE", {})
         patch.setattr(harness, "random_weights", weights)
+        patch.setattr(harness, "WINDOW", WINDOW)
+        patch.setitem(CONFIG, "sliding_window", WINDOW)
         patch.setattr(real.Crew, "__init__", crew)
         real.worker_for.cache_clear()
         yield parallel

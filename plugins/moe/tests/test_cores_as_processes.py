@@ -22,7 +22,7 @@ import torch
 import transformers
 from checkpoints import VOCAB_SIZE, tokenizer
 
-from engine import LLM, SamplingParams
+from engine import LLM, SamplingParams, StructuredOutputsParams
 from engine.types.errors import ConfigError, EngineDeadError
 
 pytestmark = pytest.mark.slow
@@ -76,6 +76,63 @@ def test_two_cores_give_one_cores_tokens(folder: Path, expected: list[list[int]]
         pids = [state.pid for state in two.llm_engine.client.states()]
         found = [psutil.Process(pid) for pid in pids]
     assert not psutil.wait_procs(found, timeout=5)[1]
+
+
+SIZES = [
+    (tp, pp, cp, dp) for tp in (1, 2) for pp in (1, 2) for cp in (1, 2) for dp in (1, 2) if 1 < tp * pp * cp * dp <= 8
+]
+CROWDED: dict[str, Any] = {
+    "dtype": "float64", "max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 96, "block_size": 4,
+    "drafter": "ngram", "drafter.num_tokens": 3, "drafter.min_match": 1, "grammar": "choice",
+}  # fmt: skip
+TEXTS = ["a rather long text to write", "a rather short one", "0123456789" * 2]
+
+
+def crowd() -> tuple[list[dict[str, Any]], list[SamplingParams]]:
+    """Ten requests: pairs of the same beginning, greedy and drawn ones, every third under a constraint."""
+    beginning = [(5 * j) % 250 + 3 for j in range(24)]
+    prompts = [{"prompt_token_ids": [*beginning[: 24 - 2 * (i // 2)], *([7, 8, 7 + i] * 3)]} for i in range(10)]
+    texts = StructuredOutputsParams(choice=TEXTS)
+    params = [
+        SamplingParams(
+            temperature=(i % 4) * 0.4, seed=i, max_tokens=30, ignore_eos=i % 3 != 2, repetition_penalty=1.0 + i % 2 / 5,
+            logprobs=i % 2, structured_outputs=texts if i % 3 == 2 else None,
+        )
+        for i in range(10)
+    ]  # fmt: skip
+    return prompts, params
+
+
+def crowded_tokens(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(*crowd(), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[list[int]]:
+    with LLM(model=str(folder), **CROWDED, num_kv_pages=400) as one:
+        return crowded_tokens(one)
+
+
+@pytest.mark.parametrize("experts", ["divided", "dealt"])
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "tp{}pp{}cp{}dp{}".format(*sizes))
+def test_every_combination(folder: Path, alone: list[list[int]], sizes: tuple[int, ...], experts: str) -> None:
+    """Up to eight ranks in processes of their own, as users start them, with little room. Under many more schedules, as
+    threads: `core/tests/system/test_combinations.py`, and `test_dealt_schedules.py` and `test_dealt_cores.py` here."""
+    tp, pp, cp, dp = sizes
+    how = {
+        "tensor_parallel_size": tp, "pipeline_parallel_size": pp, "context_parallel_size": cp,
+        "data_parallel_size": dp, "enable_expert_parallel": experts == "dealt", "num_kv_pages": 26 // cp,
+    }  # fmt: skip
+    if experts == "dealt" and tp * dp == 1:
+        with pytest.raises(ConfigError, match="one rank has them all"):
+            LLM(model=str(folder), **CROWDED, **how)
+        return
+    with LLM(model=str(folder), **CROWDED, **how) as many:
+        assert crowded_tokens(many) == alone
+        assert crowded_tokens(many) == alone, "and again, with what is kept of the first"
+        stats = many.llm_engine.stats()
+        assert stats.num_preemptions > 0 and stats.prefix_hits > 0 and stats.num_drafts > 0
 
 
 @pytest.mark.parametrize("dies", [0, 1])

@@ -201,6 +201,19 @@ def test_a_machine_that_falls_silent_is_lost_and_may_come_back(world: World, mon
     assert nodes.spawn("b", "module", b"", "core 0").poll() is None
 
 
+def test_a_head_that_has_not_listened_loses_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor twice: what came meanwhile lies there unread."""
+    passed = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
+    world.join("b")
+    nodes = world.head()
+    monkeypatch.setattr(head_module, "time", clock)
+    for _ in range(2):
+        passed[0] += 3600.0
+        agents.until(lambda: clock.monotonic() - nodes._looked < 1800.0)
+    assert [node.name for node in nodes.all()] == ["b"]
+
+
 def test_two_machines_of_one_name(world: World) -> None:
     world.join("b")
     nodes = world.head()

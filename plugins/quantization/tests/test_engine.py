@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,46 @@ def test_a_missing_scale_is_named(checkpoints: Checkpoints, tmp_path: Path) -> N
     save_file(tensors, stored / "model.safetensors")
     with pytest.raises(EngineError, match=r"1 missing: model\.layers\.0\.self_attn\.q_proj\.scales"):
         LLM(model=stored, dtype="float32", **SETTINGS)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["two matrices", "one for both ends"])
+def test_adapters(checkpoints: Checkpoints, tmp_path: Path, tied: bool) -> None:
+    """Of packed layers, of a head that is packed or the plain embedding, and of that: each as the numbers with its
+    products in them, all in one batch."""
+    pytest.importorskip("engine_lora", reason="engine-lora is not installed")
+    sys.path.append(str(Path(__file__).parents[2] / "lora" / "tests"))
+    from small_adapters import EMBEDDING, HEAD, write_pairs
+
+    from engine_lora import LoRARequest
+
+    case = with_default_head(CASES["awq"])
+    stored, plain = write(checkpoints("LlamaForCausalLM", tie=tied, **SIZES), tmp_path, case)
+    numbers = load_file(plain / "model.safetensors")
+    numbers.setdefault(f"{HEAD}.weight", numbers[f"{EMBEDDING}.weight"])
+    config = json.loads((plain / "config.json").read_text()) | {"tie_word_embeddings": False}
+    vocabulary, hidden = numbers[f"{EMBEDDING}.weight"].shape
+    ends = {EMBEDDING: (hidden, vocabulary), HEAD: (vocabulary, hidden)}
+    inner = ("model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj")
+    targets = ({EMBEDDING: ends[EMBEDDING]}, {HEAD: ends[HEAD]},
+               ends | {name: tuple(numbers[f"{name}.weight"].shape) for name in inner})  # fmt: skip
+    requests, expected = [], []
+    for number, modules in enumerate(targets):
+        changes = write_pairs(tmp_path / f"a{number}", number, modules)
+        requests.append(LoRARequest(f"a{number}", 0, tmp_path / f"a{number}"))
+        shutil.copytree(plain, tmp_path / f"merged{number}")
+        (tmp_path / f"merged{number}" / "config.json").write_text(json.dumps(config))
+        changed = {name: x.double() + changes.get(name.removesuffix(".weight"), 0) for name, x in numbers.items()}
+        save_file(changed, tmp_path / f"merged{number}" / "model.safetensors")
+        expected.append(answers(tmp_path / f"merged{number}", dtype="float64"))
+
+    def adapted(dtype: str) -> list[Any]:
+        given = SETTINGS | {"adapter": "lora", "adapter.max_loras": 3, "adapter.max_lora_rank": 4, "max_num_seqs": 8}
+        with LLM(model=stored, dtype=dtype, **given) as llm:
+            each = [request for request in requests for _ in TEXTS]
+            return llm.generate(TEXTS * len(requests), GREEDY, lora_request=each, use_tqdm=False)
+
+    exact = adapted("float64")
+    assert tokens(exact) == [ids for outputs in expected for ids in tokens(outputs)]
+    assert len(set(tokens(exact))) == len(exact), "an adapter changes nothing"
+    near = np.abs(scores(adapted("float32")) - scores(exact)).mean()
+    assert near < 2 * NEAR, "of log probabilities down to -40"

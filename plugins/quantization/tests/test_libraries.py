@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import Checkpoints
+from safetensors.torch import load_file
 from test_engine import SETTINGS, SIZES, TEXTS, tokens
 
 from engine import LLM, SamplingParams
@@ -49,8 +50,10 @@ NUMBERS = {
         {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": False},
     ),
     "w4 channel": ("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "channel"}),
+    "w8 group": ("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 64}),
     "w8 channel": ("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
     "w8 asymmetric": ("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}),
+    "int8 group": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 64}),
     "int8 channel": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
     "int8 tensor": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "tensor"}),
     "int8 asymmetric": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}),
@@ -63,6 +66,20 @@ NUMBERS = {
 }
 
 
+def ends(plain: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest number of all that share a scale."""
+    if args.strategy == "group":
+        parts = plain.unflatten(1, (-1, args.group_size))
+        return parts.amin(-1), parts.amax(-1)
+    if args.strategy == "block":
+        rows, columns = args.block_structure
+        parts = plain.unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
+        return parts.amin((1, 3)), parts.amax((1, 3))
+    if args.strategy == "channel":
+        return plain.amin(1, keepdim=True), plain.amax(1, keepdim=True)
+    return plain.min().view(1), plain.max().view(1)
+
+
 @pytest.mark.parametrize("name", NUMBERS)
 def test_layers_of_compressed_tensors(name: str) -> None:
     pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
@@ -72,18 +89,7 @@ def test_layers_of_compressed_tensors(name: str) -> None:
 
     form, numbers = NUMBERS[name]
     args, plain = QuantizationArgs(**numbers), weight()
-    rows, columns = numbers.get("block_structure", (1, 64))
-    if numbers["strategy"] == "group":
-        parts = plain.unflatten(1, (-1, columns))
-        least, most = parts.amin(-1), parts.amax(-1)
-    elif numbers["strategy"] == "block":
-        parts = plain.unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
-        least, most = parts.amin((1, 3)), parts.amax((1, 3))
-    elif numbers["strategy"] == "channel":
-        least, most = plain.amin(1, keepdim=True), plain.amax(1, keepdim=True)
-    else:
-        least, most = plain.min().view(1), plain.max().view(1)
-    scale, zero = calculate_qparams(least, most, args)
+    scale, zero = calculate_qparams(*ends(plain, args), args)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     compressor: Any = BaseCompressor.get_value_from_registry(form)
     state = {"weight": plain, "weight_scale": scale, "weight_zero_point": zero}
@@ -140,6 +146,53 @@ def test_experts_of_gpt_oss_as_transformers_widens_them() -> None:
         assert codes.values is not None
         found = codes.values[codes.codes.long()] * codes.scales.float().repeat_interleave(32, 1)
         assert torch.equal(found, expected[expert].T)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    ["W4A16_ASYM", "FP8_BLOCK", *(pytest.param(s, marks=pytest.mark.slow) for s in
+     ("W4A16", "W8A16", "W8A8", "FP8_DYNAMIC", "FP8"))],
+)  # fmt: skip
+def test_a_model_that_compressed_tensors_writes(checkpoints: Checkpoints, tmp_path: Path, scheme: str) -> None:
+    """By its preset schemes, config.json and all; the oracle is transformers with what the library decompresses."""
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from compressed_tensors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    folder = checkpoints("LlamaForCausalLM", **SIZES)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = QuantizationConfig(config_groups={scheme: ["Linear"]}, ignore=["lm_head"])
+    apply_quantization_config(model, config, show_progress=False)
+    for module in model.modules():
+        if (named := getattr(module, "quantization_scheme", None)) is not None:
+            scale, zero = calculate_qparams(*ends(module.weight.data, named.weights), named.weights)
+            module.weight_scale.data.copy_(scale)
+            module.weight_zero_point.data.copy_(zero)
+            if hasattr(module, "input_scale"):
+                module.input_scale.data.fill_(0.05)
+    compressor: Any = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(tmp_path)
+    compressor.update_config(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(tmp_path)
+    compressor.decompress_model(model)
+    wide = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    given = {name: tensor.double() for name, tensor in model.state_dict().items() if name in wide.state_dict()}
+    wide.load_state_dict(given)
+    written = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert written["quant_method"] == "compressed-tensors" and written["ignore"] == ["lm_head"]
+    first = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(given[first], load_file(folder / "model.safetensors")[first].double()), "nothing is rounded"
+    expected = []
+    for text in TEXTS:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        out = wide.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        expected.append(tuple(out[0, ids.shape[1] :].tolist()))
+    with LLM(model=tmp_path, dtype="float64", **SETTINGS) as llm:
+        found = llm.generate(TEXTS, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True), use_tqdm=False)
+    assert tokens(found) == expected
 
 
 @pytest.mark.slow

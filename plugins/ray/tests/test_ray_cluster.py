@@ -106,6 +106,18 @@ def test_a_divided_model_has_the_tokens_of_one_process(raylets: Raylets, expecte
     assert not psutil.wait_procs(running, 20)[1]
 
 
+def test_two_cores_of_two_stages_of_two_ranks(raylets: Raylets, expected: list[list[int]]) -> None:
+    """The line of the page: eight workers, on machines that have room for four each."""
+    import ray
+
+    divided = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 2, "nodes.cpus": 0.2}
+    with LLM(**SETTINGS, **divided, **raylets.settings()) as llm:
+        assert tokens(llm) == expected
+        ranks = {f"rank{2 * stage + tp} stage{stage} tp{tp}" for stage in range(2) for tp in range(2)}
+        named = {f"engine:core{core}:{rank}" for core in range(2) for rank in ranks}
+        assert named | {"engine:core0", "engine:core1"} <= set(ray.util.list_named_actors())
+
+
 def test_a_raylet_is_lost_and_another_takes_its_place(raylets: Raylets, expected: list[list[int]]) -> None:
     import ray
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -197,6 +198,25 @@ class WaitsForAnswers(Process):
         return lambda: answers
 
 
+class AsksForEver(Process):
+    """whoever looks for answers does not find out that a worker is stopped"""
+
+    def _count_silence(self, call: Any) -> None:
+        pass
+
+
+class WaitsForEver(Process):
+    """whoever waits for a step does not find out that a worker is stopped"""
+
+    def wait(self, what: Any, timeout: float | None) -> None:
+        deadline = time.monotonic() + (timeout or 30.0)
+        while not self.pump(what):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(0.001)
+        super().wait(what, timeout)
+
+
 class MostPages(Process):
     """the start answers with the first worker's pages"""
 
@@ -286,8 +306,8 @@ INLINE = [
     CallsAfterMasks, SwallowsStart, HealthyForEver, OneShutdown, DropsArguments,
 ]  # fmt: skip
 PROCESS = [
-    *(LeaksProcesses, AsksAll, FirstAnswer, WaitsForAnswers, MostPages, AveragesMemory, IgnoresDeath, UntypedDeath),
-    CallErrorsKill,
+    *(LeaksProcesses, AsksAll, FirstAnswer, WaitsForAnswers, AsksForEver, WaitsForEver, MostPages, AveragesMemory),
+    *(IgnoresDeath, UntypedDeath, CallErrorsKill),
 ]
 PLAIN = [RankZeroAlone, SwallowsSampling, RaisesFromSample]
 MUTANTS = [*INLINE, *PROCESS, *PLAIN]

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--peer", default="all", help=f"comma-separated: {', '.join(PEERS)}; or all")
     flags.add_argument("--model", default="10M,0.6B", help=f"comma-separated: {', '.join(MODELS)}")
     flags.add_argument(
-        "--work", default=DEFAULT_WORK, help="comma-separated: W1 .. W6, with -int8, -int4, -draft or -lora after it"
+        "--work", default=DEFAULT_WORK, help="comma-separated: W1 .. W6, with -int8, -int4, -draft, -lora or -kv8 added"
     )
     flags.add_argument("--pairs", type=int, default=5, help="measurements of each engine and work (default: 5)")
     flags.add_argument("--starts", type=int, default=2, help="starts of each engine, the first a cold one (default: 2)")

@@ -11,7 +11,7 @@ from engine_bench.statistics import median
 from tests.benchmarks.peers.protocol import GGUF
 from tests.benchmarks.peers.workloads import WORKLOADS, Workload
 
-FORMS = ("int8", "int4", *GGUF, "draft", "lora")
+FORMS = ("int8", "int4", *GGUF, "draft", "lora", "kv8")
 """Of weights, behind a work's name."""
 START = "start"
 """The name of the time to the first token where a work's name may stand."""
@@ -30,7 +30,7 @@ class Task(msgspec.Struct, frozen=True):
         if name not in WORKLOADS or weights not in ("", *FORMS):
             known, forms = ", ".join(WORKLOADS), ", ".join(f"-{form}" for form in ("int8", "int4", *GGUF))
             raise ValueError(
-                f"{text!r} is no work: write one of {known}, alone for bf16 or with {forms}, -draft or -lora"
+                f"{text!r} is no work: write one of {known}, alone for bf16 or with {forms}, -draft, -lora or -kv8"
             )
         return cls(name, weights or "bf16")
 

@@ -34,7 +34,7 @@ class Lockstep(Protocol):
 
     @property
     def awake(self) -> bool:
-        """A step may be due: this core has not agreed to sleep, or another has called. Never waits."""
+        """A step may be due: this core has not agreed to sleep, another has called, or it is closed. Never waits."""
 
     @property
     def files(self) -> list[int]:
@@ -48,7 +48,7 @@ class Lockstep(Protocol):
         """
 
     def gone(self) -> EngineDeadError | None:
-        """Why it has ended, where that is known: another core has left. Never waits."""
+        """Why it has ended, where that is known: another left, and this core had not. Never waits."""
 
     def close(self) -> None:
         """Leave. The others' steps end with it. Idempotent."""

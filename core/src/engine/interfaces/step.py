@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from engine.interfaces.model import State
+    from engine.interfaces.ops import StepInputs
+    from engine.interfaces.platform import Trial
     from engine.types.plan import LeftSlots, NewSlot, StepPlan, StepResult
 
 
@@ -165,3 +167,23 @@ class StepPart:
     def steady(self) -> bool:
         """Whether `launched` has nothing to do until a request enters or `begin` is called: asked after these."""
         return False
+
+
+class WholeSteps(Protocol):
+    """Decode steps as one launch, from the tables of slots to the drawn tokens: what `whole_steps` of a platform makes
+    of the worker's ops, its `StepTables`, and the parameters of slots (`engine.sampling.sampler.SlotParameters`)."""
+
+    def capture(
+        self, inputs: StepInputs, compute: Callable[[], None], trial: Trial
+    ) -> Callable[[int], torch.Tensor] | None:
+        """A step of R rows of one token, after the same was captured without its inputs and its draw.
+
+        Args:
+            inputs: their first four are filled before each launch.
+            compute: launches all up to the logits, float32 [R, V], and which are broken, bool [R]: the last of
+                `trial.outputs()`. What it reads besides lies in the tables.
+            trial: its `prepare` does nothing.
+
+        Returns what launches it and gives the tokens of so many rows, as `Ops.place_tokens` does, in memory that is the
+        caller's alone; None where it cannot be captured, which the platform has told.
+        """

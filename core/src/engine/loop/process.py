@@ -7,6 +7,7 @@ Nothing is pickled, and multiprocessing is not used, so users need no `__main__`
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
@@ -20,7 +21,7 @@ from engine.loop.engine_core import EngineCore
 from engine.plugin.loading import brought
 from engine.process.run import run
 from engine.process.wire import Parent
-from engine.types.errors import EngineError
+from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Abort, Add, Attach, Beat, Call, Detach, Ready, Reply, Shutdown, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs
 from engine.types.request import FinishReason
@@ -91,8 +92,9 @@ def wind_down(core: EngineCore, seconds: float = 1.0) -> None:
     if core.lockstep is not None:
         core.abort(list(core.scheduler.requests))
         until = time.monotonic() + seconds
-        while core.has_work() and core.lockstep.gone() is None and time.monotonic() < until:
-            core.step()
+        with contextlib.suppress(EngineDeadError):  # it has told and logged why
+            while core.has_work() and core.lockstep.gone() is None and time.monotonic() < until:
+                core.step()
 
 
 def handle(core: EngineCore, message: ToCore, clients: Any) -> None:

@@ -219,7 +219,7 @@ PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
     "PlatformCard",
     "one",
     "the device: memory pools, dtypes, capture and replay, the worker that is started",
-    minor=4,
+    minor=5,
 )
 OPS: Point[OpsCard, OpsNeed] = Point(
     "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=2
@@ -229,7 +229,7 @@ ATTENTION: Point[AttentionCard, tuple[AttentionNeed, ...]] = Point(
     "AttentionCard",
     "per_kind",
     "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
-    minor=8,
+    minor=9,
     kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
 )
 COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(

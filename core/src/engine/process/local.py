@@ -57,8 +57,9 @@ class NodeProcess(Protocol):
 
 
 class LocalProcess:
-    """`python -m MODULE DIRECTORY` on this machine, in a session of its own: Ctrl-C in a terminal reaches this process
-    alone. See `NodeProcess`.
+    """`python -m MODULE DIRECTORY` on this machine, in a process group of its own: Ctrl-C in a terminal reaches this
+    process alone. Not in a session: so the system continues one that is stopped when this process ends, however it
+    ends, and it sees that it has no parent any more. See `NodeProcess`.
 
     Args:
         module: to run; it calls `engine.process.run.run`.
@@ -76,7 +77,7 @@ class LocalProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, self.directory],
                 stdin=subprocess.PIPE,
-                start_new_session=True,
+                process_group=0,
                 pass_fds=pass_fds,
             )
         except OSError as error:

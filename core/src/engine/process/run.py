@@ -28,8 +28,8 @@ PARENT_DIED = 3
 def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], int]) -> NoReturn:
     """Be the child: call `main` with the start message and the parent, and leave with the exit code that it returns.
 
-    What it raises is told to the parent, whatever it is. Ctrl-C is the parent's business; a crash, and SIGUSR1, which
-    a parent sends to a child that hangs, write the stacks of all threads to standard error.
+    What it raises is told to the parent, whatever it is. Ctrl-C and a terminal are the parent's business; a crash, or
+    SIGUSR1, which a parent sends to a child that hangs, write the stacks of all threads to standard error.
 
     Args:
         what: this process is, for errors: "the engine core".
@@ -40,6 +40,8 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
     faulthandler.enable()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to a terminal from the background
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # comes with SIGCONT, where its parent ends while it is stopped
     directory = sys.argv[1]
     link, message = _take_start(start, directory)
     parent: Parent[Any] = Parent(heard, directory, link)

@@ -94,6 +94,8 @@ class Assembly:
     """`engine.interfaces.platform.PlatformCard.captures_drafts`, where attention and drafter are for it."""
     captures_mixed: bool = False
     """The same of steps with prompts in them, which none has with a drafter."""
+    captures_whole: bool = False
+    """The same of decode steps from their inputs to their draws, of a worker that shares neither with others."""
     captures_models: bool = False
     """Whether passes of the drafter's models can be captured."""
     layerwise: frozenset[str] = frozenset()
@@ -163,6 +165,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         card.skips_padding,
         card.captures_drafts if drafter is not None and attention.captures("uniform", "any") else "never",
         card.captures_mixed and drafter is None and attention.captures("any"),
+        card.captures_whole and not groups.keys() & {"pp", "cp", "dp"} and attention.plans_by_launches(),
         all(_not_captured(card, *of_draft, attention) == () for of_draft in zip(starts, of_drafts, strict=True)),
         layerwise=frozenset(
             selection.candidate.name

@@ -244,10 +244,10 @@ class StepBuffers:
         self,
         frame: StepInputBuffers,
         plan: StepPlan,
+        blocks: Sequence[np.ndarray] = (),
         places: np.ndarray | None = None,
         select: np.ndarray | None = None,
         padding: np.ndarray | None = None,
-        blocks: Sequence[np.ndarray] = (),
     ) -> Sent:
         """Write the plan's rows, and padding rows up to the frame's, and send them to the device with what else the
         step sends: see `Sent`; `blocks` one after the other. The answer's tensors are the next step's memory too."""

@@ -30,6 +30,9 @@ class Draws(StepPart):
         processors: edit the logits.
         drafting: has put the drafts of a plan that has some into the table.
         faults: of slots; whose rows draw `BROKEN`.
+
+    Attributes:
+        parameters: as given.
     """
 
     def __init__(
@@ -48,12 +51,13 @@ class Draws(StepPart):
         self._tokens = tokens
         self._drafting = drafting
         self._faults = faults
-        self._parameters = parameters
-        self._sampler = Sampler(ops, platform, tokens, self._parameters, processors)
+        self._processors = processors
+        self.parameters = parameters
+        self._sampler = Sampler(ops, platform, tokens, parameters, processors)
 
     def enter(self, new: NewSlot) -> None:
         self._faults.enter(new.slot)
-        self._parameters.enter(new)
+        self.parameters.enter(new)
 
     def of(self, plan: StepPlan) -> Drawing:
         """Where a plan draws; nowhere where this worker does not."""
@@ -61,6 +65,18 @@ class Draws(StepPart):
             assert self._drafting.step is not None
             return self._drafting.step.drawing
         return Drawing.of(plan, np.flatnonzero(plan.samples if self._draws else ()))
+
+    def plain(self, plan: StepPlan) -> bool:
+        """Whether each row draws one token from its logits as they come, and nothing more."""
+        slots, edited = plan.slot_of_row, self._processors.used_by
+        draws = plan.num_decodes == plan.num_rows > 0 and not plan.masks_follow and bool(plan.samples.all())
+        kept = draws and bool(self.parameters.plain[slots].all()) and not edited(slots).any()
+        return kept and self._faults.among(slots) is None
+
+    @staticmethod
+    def drawn(plan: StepPlan, tokens: torch.Tensor) -> StepOutput:
+        """The tokens of a plain plan's rows."""
+        return StepOutput((tokens,), partial(_put_tokens, np.arange(plan.num_rows), None, None))
 
     def places(self, drawing: Drawing) -> np.ndarray | None:
         """What travels with the step for `draw`: see `engine.sampling.sampler.SampledRows.places`."""

@@ -12,21 +12,21 @@ A step whose masks follow stops before the sampler and goes on there when they c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.model import LayerIterator, State
-from engine.interfaces.platform import CaptureKey
-from engine.interfaces.step import LayerListener, StepPart
+from engine.interfaces.platform import CaptureKey, Trial
+from engine.interfaces.step import LayerListener, StepPart, WholeSteps
 from engine.plugin.loading import brought
 from engine.runner.assemble import Assembly, step_parts
-from engine.runner.buffers import SlotTables, StepBuffers, copy_pages
+from engine.runner.buffers import Sent, SlotTables, StepBuffers, copy_pages
 from engine.runner.capture import DecodeTrial, buckets_of, decodes, padding_of, width_of, widths_of
 from engine.runner.results import FailedStep, PendingSample, RunningStep
 from engine.runner.step import Drawing, LaunchedStep, Step
@@ -77,6 +77,10 @@ class ModelRunner:
             self._buffers.hidden = torch.zeros(max_tokens, dtype=torch.int64, device=platform.device)
         self._draws, parts = step_parts(start, built, self._slots, max_tokens, profiles)
         self._is_last = start.place.draws
+        self._whole: WholeSteps | None = None
+        if built.captures_whole and self._buckets:
+            whole_steps = cast("Any", platform).whole_steps
+            self._whole = whole_steps(self._ops, self._slots.tables, self._draws.parameters)
         self._parts = parts
         self._leave = [part.leave for part in parts if _has(part, "leave")]
         self._enter = [part.enter for part in parts if _has(part, "enter")]
@@ -157,7 +161,20 @@ class ModelRunner:
             if step.run is forward:
                 return None
             steps[key] = step
+            if self._whole is not None and width == 1:
+                step.whole = self._capture_whole(self._whole, step)
         return steps
+
+    def _capture_whole(self, whole: WholeSteps, step: Step) -> Callable[[int], torch.Tensor] | None:
+        """The same step once more, with what is launched before and behind it: what it leaves is its own."""
+        own = Step(step.frame, step.plans, step.more, listeners=self._listeners)
+
+        def compute() -> None:
+            self._ops.prepare_inputs(self._slots.tables, own.frame.inputs)
+            self._plan_attention(own, keep=True)
+            self._forward(own)
+
+        return whole.capture(own.frame.inputs, compute, Trial(lambda number: None, own.outputs, own.replace))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepFuture:
@@ -229,6 +246,11 @@ class ModelRunner:
             return self._finish(plan, self._eager, None, None, None)
         heard = [listener for listener in self._looking_on if listener.hears(plan)] if self._looking_on else []
         step, captured = self._step_of(plan, heard)
+        if captured and step.whole is not None and not self._at_work and self._draws.plain(plan):
+            self._send(step, plan, blocks)
+            if self._inputs:
+                self._fill_more(step, plan)
+            return RunningStep(plan, [self._draws.drawn(plan, step.whole(plan.num_rows))], self._platform)
         drawing = self._draws.of(plan)
         places = self._prepare(step, plan, captured, drawing, blocks)
         if step.run is None:
@@ -319,13 +341,8 @@ class ModelRunner:
         self, step: Step, plan: StepPlan, captured: bool, drawing: Drawing, blocks: Sequence[NewBlocks]
     ) -> torch.Tensor | None:
         """Send what the step needs, fill the inputs and plan attention; what `Draws.draw` is to be told."""
-        entries = self._slots.entries(blocks)
         each = step.frame.tokens_per_row
-        sent = self._buffers.fill(
-            step.frame, plan, self._draws.places(drawing), drawing.select(each), padding_of(plan, each), entries
-        )
-        if entries:
-            self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
+        sent = self._send(step, plan, blocks, self._draws.places(drawing), drawing.select(each), padding_of(plan, each))
         inputs = step.frame.inputs
         self._ops.prepare_inputs(self._slots.tables, inputs)
         self._buffers.place_keys(step.frame)
@@ -344,6 +361,14 @@ class ModelRunner:
         self._plan_attention(step, captured)
         step.select = sent.select if plan.num_rows or captured else self._nowhere
         return sent.places
+
+    def _send(self, step: Step, plan: StepPlan, blocks: Sequence[NewBlocks], *more: np.ndarray | None) -> Sent:
+        """What `StepBuffers.fill` sends, and new pages into the tables."""
+        entries = self._slots.entries(blocks)
+        sent = self._buffers.fill(step.frame, plan, entries, *more)
+        if entries:
+            self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
+        return sent
 
     def _fill_more(self, step: Step, plan: StepPlan) -> None:
         """What parts add to the model's state."""

@@ -29,7 +29,7 @@ class Step:
         left: what the next pipeline stage goes on with; None on the last one.
         logits: float32 or float64 [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
         broken: bool [n]; which of their rows hold a NaN.
-        run: the launch.
+        run: the launch. whole: that of all that a plain decode step is; see `engine.interfaces.step.WholeSteps`.
         listeners: who look on between layers. plan: which they see; None where the step is captured.
         streams: what they have recorded, by layer: [T, H].
     """
@@ -43,6 +43,7 @@ class Step:
     logits: torch.Tensor | None = None
     broken: torch.Tensor | None = None
     run: Callable[..., None] | None = None
+    whole: Callable[[int], torch.Tensor] | None = None
     listeners: Sequence[LayerListener] = ()
     plan: StepPlan | None = None
     streams: dict[int, torch.Tensor] = field(default_factory=dict)

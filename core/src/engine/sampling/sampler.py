@@ -25,13 +25,13 @@ class SlotParameters:
         top_k: int32; seed: int64, the bits of the uint64.
         num_prompt, min_tokens: int32; num_embeds: tokens that are placeholders, the first: no penalty counts them.
         logprobs: int32; alternatives asked for, -1 where none are reported.
-        penalised: bool; True where logits depend on the tokens so far.
+        penalised: bool; True where logits depend on the tokens so far. plain: nothing but a draw is asked for.
         stop_ids: for slots with `min_tokens`, the ids that must not be drawn before; int64 [k].
-        version: counts the changes.
+        version: counts the changes. vocab_size: as given.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_p = np.ones(max_num_seqs, np.float32)
         self.min_p = np.zeros(max_num_seqs, np.float32)
@@ -45,6 +45,7 @@ class SlotParameters:
         self.num_embeds = np.zeros(max_num_seqs, np.int32)
         self.logprobs = np.full(max_num_seqs, -1, np.int32)
         self.penalised = np.zeros(max_num_seqs, bool)
+        self.plain = np.ones(max_num_seqs, bool)
         self.stop_ids: dict[int, np.ndarray] = {}
         self.version = 0
 
@@ -68,10 +69,11 @@ class SlotParameters:
         self.logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         self.penalised[slot] = penalties != (0.0, 0.0, 1.0)
+        self.plain[slot] = not self.penalised[slot] and params.logprobs is None and params.min_tokens == 0
         self.stop_ids.pop(slot, None)
         if params.min_tokens > 0:
             ids = np.unique(np.asarray(new.stop_token_ids, np.int64))
-            self.stop_ids[slot] = ids[ids < self._vocab_size]
+            self.stop_ids[slot] = ids[ids < self.vocab_size]
         self.version += 1
 
 

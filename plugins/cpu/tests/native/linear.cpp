@@ -14,8 +14,9 @@ using engine_cpu::Layout;
 using engine_cpu::Packed;
 using engine_cpu::PANEL;
 
-constexpr const char* FORMATS[] = {"float32", "bfloat16", "int8", "int4", "float16", "q4_0", "q4_1", "q5_0", "q5_1",
-                                   "q8_0",    "q2_k",     "q3_k", "q4_k", "q5_k",    "q6_k", "iq4_nl", "iq4_xs"};
+constexpr const char* FORMATS[] = {"float32", "bfloat16", "int8", "int4", "codes4", "codes8", "values4",
+                                   "values8", "float16",  "q4_0", "q4_1", "q5_0",   "q5_1",   "q8_0",
+                                   "q2_k",    "q3_k",     "q4_k", "q5_k", "q6_k",   "iq4_nl", "iq4_xs"};
 constexpr std::size_t MOST_ROWS = 70;
 
 // A layer, its rows, and what should come out of it.

@@ -11,7 +11,7 @@ import torch
 
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.quantization import EMBEDDING
-from engine.types.errors import CheckpointError
+from engine.types.errors import CheckpointError, ConfigError
 from engine_gguf.architectures import Architecture, architecture_of, stays
 from engine_gguf.dequantize import dequantize
 from engine_gguf.parts import read_model
@@ -26,14 +26,23 @@ class GGUFWeights:
     Matrices come as they are stored: uint8 [O, blocks, bytes of a block], or plain; those of experts one by one. Norms
     and routers are plain, in the engine's dtype where the file has them in blocks. So is the embedding where no driver
     was chosen that looks up stored rows.
+
+    Raises ConfigError where a driver is named for a head that is the embedding, and not for that.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         self._files = tuple(Path(file) for file in context.start.files.weights)
         self._dtype = getattr(torch, context.start.dtype)
-        # A model whose driver builds its embedding by itself has nobody who looks rows of blocks up.
-        packed = any((c.point, c.kind) == ("quantization", EMBEDDING) for c in context.start.choices)
-        self._works_out = None if packed else "model.embed_tokens"
+        drivers = {c.kind: c.driver for c in context.start.choices if c.point == "quantization"}
+        head, rows = drivers.get("head"), drivers.get(EMBEDDING)
+        if context.start.model.config.get("tie_word_embeddings") and head not in (None, rows):
+            packed = f"which '{rows}' packs" if rows else "which is plain, for no driver is named for it"
+            raise ConfigError(
+                f"head={head} of --quantization for {context.start.files.name}",
+                f"the model's head is its embedding, {packed}",
+                f"name one for both: head={head},embedding={head}",
+            )
+        self._works_out = None if rows else "model.embed_tokens"
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Stream (name, host tensor). Raises CheckpointError for a truncated or broken file, naming it."""

@@ -125,8 +125,10 @@ def explain(
             continue
         # In turn, each has kinds of its own; who has no turn is compared with everybody.
         mine = [s.kind for s in selections if pick != "in_turn" or s.candidate == candidate] or [""]
+        asked = list(dict.fromkeys(mine if selections else needs or ()))
         said: dict[_Said, list[str]] = {}
-        for kind in dict.fromkeys(mine if selections else needs or ()):
+        # Of what it serves, if anything: that it does not serve other kinds too is no reason for anything.
+        for kind in PICKS[pick].served(card, asked) or asked:
             turns = [selection for selection in selections if kind in (selection.kind, "")]
             asks = {s.kind: s.need for s in turns} if needs is None or turns else {kind: needs[kind]}
             said.setdefault(_said(registry, candidate, card, turns, asks), []).append(kind)

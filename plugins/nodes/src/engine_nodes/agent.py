@@ -39,7 +39,6 @@ RETRY_SECONDS = 1.0
 """How soon an agent whose head went looks for one again."""
 PATIENCE = 10.0
 """How long a head may take to answer, before the agent knows its timeout."""
-LONGEST_LOOK = 1.0
 
 
 def join(head: str, merged: Merged) -> int:
@@ -144,7 +143,7 @@ class Session:
             except queue.Empty:
                 message = None
             now = time.monotonic()
-            silence, looked = silence + min(now - looked, LONGEST_LOOK), now
+            silence, looked = silence + min(now - looked, timeout / BEATS), now  # see `Head`
             if message is not None:
                 silence, came = 0.0, True
             match message:

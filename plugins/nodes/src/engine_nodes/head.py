@@ -29,8 +29,6 @@ log = logging.getLogger("engine.machines")
 
 BEATS = 4
 """In the time after which silence is death."""
-LONGEST_LOOK = 1.0
-"""What one look counts at most as silence: whoever was stopped has not listened."""
 START_SECONDS = 60.0
 
 
@@ -162,7 +160,8 @@ class Head:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, LONGEST_LOOK), now
+        # One look counts as a beat at most: who was stopped, or got no processor for a while, has not listened.
+        passed, self._looked = min(now - self._looked, self.timeout / BEATS), now
         beat = now - self._beaten >= self.timeout / BEATS
         for identity, agent in list(self._agents.items()):
             agent.silence += passed

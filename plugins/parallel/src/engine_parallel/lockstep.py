@@ -34,7 +34,7 @@ import numpy as np
 from engine.interfaces.lockstep import Agreed
 from engine.plugin.loading import brought
 from engine.types.errors import ConfigError, EngineDeadError
-from engine_parallel.page import Page
+from engine_parallel.page import BOOT, Page, machine
 
 if TYPE_CHECKING:
     from engine.types.start import CoreStart
@@ -55,6 +55,7 @@ GRACE_SECONDS = 1.0
 PAUSE_SECONDS = 0.01
 MOST_BYTES = 1 << 16
 """Of a greeting."""
+ALL_AT_ONCE = "start all ranks within half an hour; their logs say what keeps them"
 PAGE = "lockstep-page"
 """In the directory where they meet."""
 
@@ -66,6 +67,8 @@ COMPUTING = frozenset(
 _NUMBER = struct.Struct("<i")
 _CALL = b"\0"
 """To a core that sleeps, or is to look who has left: what is meant stands on the page."""
+_HERE = b"\1"
+"""From one that joins: it has found the page. From rank 0: all have."""
 
 
 class Hello(msgspec.Struct):
@@ -76,6 +79,7 @@ class Hello(msgspec.Struct):
         same: what has to be the same in all of them, and is not told: a hash.
         nonce: random, for the other's proof.
         proof: that it knows the token; b"" where there is none.
+        machine: on which it runs.
     """
 
     rank: int
@@ -83,6 +87,7 @@ class Hello(msgspec.Struct):
     same: bytes
     nonce: bytes
     proof: bytes = b""
+    machine: str = ""
 
 
 class Welcome(msgspec.Struct):
@@ -92,11 +97,13 @@ class Welcome(msgspec.Struct):
         refused: why it may not join; "" where it may.
         proof: that rank 0 knows the token, too.
         meeting: see `engine.types.start.WorkerStart`; a directory of rank 0's machine, with the page in it.
+        page: which file that is, see `Page.identity`.
     """
 
     refused: str = ""
     proof: bytes = b""
     meeting: str = ""
+    page: list[int] = []
 
 
 def of_core(start: CoreStart) -> Star:
@@ -165,10 +172,12 @@ class Star:
         self.messages = 0
         self._made = ""
         self._address = address
+        self._machine = machine()
         self._same = hashlib.sha256(same).digest()
         self._token = token
         self._answer = answer
         self._awake = False
+        self._closed = False
         self._started = threading.Event()
         self._lost: EngineDeadError | None = None
         self._lost_at = 0.0
@@ -180,6 +189,12 @@ class Star:
         self._last: list[int] = []
         self._agreed: Agreed | None = None
         deadline = time.monotonic() + meet
+        if not self._machine and not address.startswith("ipc:"):
+            raise ConfigError(
+                f"let engine cores meet at {address}",
+                f"{BOOT} cannot be read, so they cannot tell whether they are on one machine",
+                "start all cores by one server, with --data-parallel-size alone",
+            )
         try:
             if rank == 0:
                 if not meeting:
@@ -215,7 +230,7 @@ class Star:
                 asked = f"listen at {self._address} for the other engine cores"
                 raise EngineDeadError(asked, str(error), "name a free address of this machine") from error
             listening.listen(self.size)
-            while len(self._sockets) < self.size - 1:
+            while self._present() < self.size - 1:
                 listening.settimeout(max(0.001, deadline - time.monotonic()))
                 try:
                     connection, caller = listening.accept()
@@ -230,6 +245,17 @@ class Star:
         if family == socket.AF_UNIX:
             with contextlib.suppress(OSError):
                 os.unlink(str(place))
+        for connection in self._sockets.values():
+            with contextlib.suppress(OSError):  # from now on one that leaves ends all
+                connection.sendall(_HERE)
+
+    def _present(self) -> int:
+        """How many have joined. One that has left may be started again: no worker has met another yet."""
+        assert self._page is not None
+        for rank in [rank for rank, connection in self._sockets.items() if _has_left(connection)]:
+            self._sockets.pop(rank).close()
+            self._page.forget(rank)
+        return len(self._sockets)
 
     def _meet(self, connection: socket.socket, before: str) -> tuple[int | None, str]:
         """Who called; None and why where they are not let in."""
@@ -240,9 +266,12 @@ class Star:
             hello = msgspec.msgpack.decode(_read_message(connection, until), type=Hello)
             why = self._objection(hello, nonce)
             proof = _proof(self._token, b"head", hello.nonce, nonce)
-            welcome = Welcome(why) if why else Welcome("", proof, self.meeting)
+            assert self._page is not None
+            welcome = Welcome(why) if why else Welcome("", proof, self.meeting, self._page.identity)
             connection.settimeout(ANSWER_SECONDS)
             _write_message(connection, welcome)
+            if not why:
+                _read(connection, len(_HERE), until)
         except (OSError, EOFError, msgspec.DecodeError, struct.error) as error:
             return None, f"{type(error).__name__}: {error}"
         _prepare(connection)
@@ -254,11 +283,9 @@ class Star:
             return "it has another token"
         if hello.size != self.size:
             return f"rank {hello.rank} counts {hello.size} engine cores, and rank 0 counts {self.size}"
-        there = self._sockets.get(hello.rank)
-        if there is not None and _has_left(there):  # and was started again
-            self._sockets.pop(hello.rank).close()
-            assert self._page is not None
-            self._page.forget(hello.rank)
+        if hello.machine != self._machine:
+            return f"rank {hello.rank} is on another machine than rank 0 ({BOOT} differs), and they share memory"
+        self._present()
         if not 0 < hello.rank < self.size or hello.rank in self._sockets:
             return f"a core of rank {hello.rank} is there, or cannot be"
         if hello.same != self._same:
@@ -284,30 +311,45 @@ class Star:
         proof = _proof(self._token, b"member", nonce, own, _NUMBER.pack(self.rank), self._same)
         asked = f"join the engine cores at {self._address} as data-parallel rank {self.rank} of {self.size}"
         try:
-            _write_message(connection, Hello(self.rank, self.size, self._same, own, proof))
+            _write_message(connection, Hello(self.rank, self.size, self._same, own, proof, self._machine))
             welcome = msgspec.msgpack.decode(_read_message(connection), type=Welcome)
         except (OSError, EOFError, msgspec.DecodeError) as error:
             found = f"who listens there does not answer as rank 0 would: {type(error).__name__}: {error}"
             raise EngineDeadError(asked, found, "look at the log of rank 0") from error
         if welcome.refused:
-            raise ConfigError(asked, welcome.refused, "start all ranks with the same settings, versions and token")
+            remedy = "start all ranks on one machine, with the same settings, versions and token"
+            raise ConfigError(asked, welcome.refused, remedy)
         if not hmac.compare_digest(welcome.proof, _proof(self._token, b"head", own, nonce)):
             raise ConfigError(asked, "rank 0 has another token", "give all ranks the same token")
         self.meeting = welcome.meeting
         try:
-            self._page = Page(f"{self.meeting}/{PAGE}", self.rank, self.size)
+            page = Page(f"{self.meeting}/{PAGE}", self.rank, self.size)
+            if page.identity != welcome.page:
+                raise OSError("the file of this path here is another one than rank 0's")
         except OSError as error:
-            found = f"rank 0 is on another machine, or has ended: its directory {self.meeting} is not here ({error})"
-            remedy = "share experts among cores of one machine; without --enable-expert-parallel they may be anywhere"
+            found = f"rank 0 is in another container, or has ended: its directory {self.meeting} is not here ({error})"
+            remedy = "let TMPDIR name a folder that all share; without --enable-expert-parallel cores may be anywhere"
             raise ConfigError(asked, found, remedy) from error
+        self._page = page
         _prepare(connection)
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            connection.sendall(_HERE)
+            all_met = connection.recv(len(_HERE))
+        except TimeoutError:
+            asked = f"meet the other engine cores at {self._address}"
+            raise EngineDeadError(asked, "rank 0 still waits for some of them", ALL_AT_ONCE) from None
+        except OSError:
+            all_met = b""
+        if not all_met:
+            raise EngineDeadError(asked, "rank 0 has ended before all had met", "look at the log of rank 0")
+        connection.settimeout(None)
 
     def _late(self, last: str) -> EngineDeadError:
         others = range(1, self.size) if self.rank == 0 else range(1)
         missing = ", ".join(f"rank {rank}" for rank in others if rank not in self._sockets)
         asked = f"meet the other engine cores at {self._address}"
-        remedy = "start all ranks within half an hour; their logs say what keeps them"
-        return EngineDeadError(asked, f"not there: {missing}" + (f" ({last})" if last else ""), remedy)
+        return EngineDeadError(asked, f"not there: {missing}" + (f" ({last})" if last else ""), ALL_AT_ONCE)
 
     # -- stepping ------------------------------------------------------------------------------------------------------
     @property
@@ -316,7 +358,7 @@ class Star:
 
     @property
     def awake(self) -> bool:
-        if self._awake or self.gone() is not None:
+        if self._closed or self._awake or self.gone() is not None:
             return True
         assert self._page is not None
         return self._page.begun(self._step + 1)  # whoever begins calls, which may have been heard before
@@ -386,8 +428,9 @@ class Star:
 
     # -- leaving -------------------------------------------------------------------------------------------------------
     def gone(self) -> EngineDeadError | None:
-        """Why this lockstep has ended, as far as it is known; looks, and does not wait."""
-        if self._lost is None and self._page is not None:
+        """Why this lockstep has ended, as far as it is known; looks, and does not wait. None where this core has left
+        by itself, by `close`: why, it knows best."""
+        if self._lost is None and self._page is not None and not self._closed:
             self._hear()
             if (left := self._page.left) is not None:
                 self._lose(left, "has left" if left != self.rank else "was silent for too long, as the others found")
@@ -429,6 +472,7 @@ class Star:
         time.sleep(PAUSE_SECONDS)
 
     def close(self) -> None:
+        self._closed = True
         self._started.set()
         if self._page is not None:
             self._page.leave(self.rank)

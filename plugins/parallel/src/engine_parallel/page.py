@@ -32,6 +32,7 @@ _WAKE = 1
 _HEAD = 64
 """Bytes before the first sheet: words of four, of which the first says how often sleepers were woken, the second who
 has left."""
+BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class _TimeSpec(ctypes.Structure):
@@ -41,12 +42,24 @@ class _TimeSpec(ctypes.Structure):
 _LOOK = _TimeSpec(0, round(LOOK_SECONDS * 1e9))
 
 
+def machine() -> str:
+    """What names the running system, and no other one: its memory is what processes can share, and only its own
+    sleepers are woken. "" where the system does not say."""
+    with contextlib.suppress(OSError), open(BOOT) as boot:
+        return boot.read().strip()
+    return ""
+
+
 class Page:
     """A file that is mapped by all.
 
     Args:
         path: of the file. rank, size: whose place is written, and how many there are.
         make: the file, too, which is not there yet.
+
+    Attributes:
+        identity: device and inode of the file. Who finds the same on the same machine maps the same memory, whatever
+            the path is called in its container; through another mount of a file system of the network it may not.
 
     Raises OSError where there is no such file, or it cannot be made; ConfigError where the system has no futex.
     """
@@ -67,6 +80,8 @@ class Page:
                 os.truncate(file, length)
             elif os.fstat(file).st_size != length:
                 raise OSError(f"{path} is not of {size} engine cores")
+            found = os.fstat(file)
+            self.identity = [found.st_dev, found.st_ino]
             self._map = mmap.mmap(file, length)
         finally:
             os.close(file)
@@ -123,7 +138,7 @@ class Page:
         self._futex(self._call, self._word, _WAKE, 0x7FFFFFFF, None)
 
     def forget(self, rank: int) -> None:
-        """What one told that was there before, and is started again while others are still waited for."""
+        """What one told that has left while others are still waited for, and may be started again."""
         for sheet in self._sheets:
             sheet[rank] = 0
         if self.left == rank:

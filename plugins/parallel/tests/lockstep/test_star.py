@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shutil
 import socket
 import threading
 import time
@@ -22,7 +24,7 @@ from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.parallel import Parallel
 from engine.types.start import WorkerStart
 from engine_parallel import lockstep
-from engine_parallel.lockstep import Hello, Star
+from engine_parallel.lockstep import Hello, Star, Welcome
 
 TOKEN = b"0123456789abcdef"
 _huge = msgspec.msgpack.encode(Hello(2**40, 2, b"", b""))
@@ -124,36 +126,99 @@ def test_a_head_that_knows_no_token_is_left(tmp_path: Path) -> None:
     head.result(20).close()
 
 
-def test_one_of_another_machine_cannot_share_experts(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/a"
-    (tmp_path / "m").mkdir()
-    head = start(address, 0, 2, meeting=str(tmp_path / "m"))
+@pytest.mark.parametrize("there", [False, True], ids=["no such folder", "a folder of the same name"])
+def test_one_that_does_not_find_the_same_page_cannot_share_experts(there: bool, tmp_path: Path) -> None:
+    """As in another container. Rank 0 waits on for one that does."""
+    address, folder = f"ipc://{tmp_path}/a", tmp_path / "m"
+    folder.mkdir()
+    head = start(address, 0, 2, meeting=str(folder))
     while not (tmp_path / "a").exists():
         assert not head.done()
-    (tmp_path / "m").rename(tmp_path / "not-here")
-    with pytest.raises(ConfigError, match="another machine"):
+    folder.rename(tmp_path / "elsewhere")
+    if there:
+        shutil.copytree(tmp_path / "elsewhere", folder)
+    with pytest.raises(ConfigError, match="another one than rank 0's" if there else "No such file"):
         start(address, 1, 2).result(20)
-    assert head.result(20).gone() is not None
+    shutil.rmtree(folder, ignore_errors=True)
+    (tmp_path / "elsewhere").rename(folder)
+    other = start(address, 1, 2).result(20)
+    assert head.result(20).gone() is None
+    head.result().close()
+    other.close()
 
 
-def test_one_that_is_started_again_while_others_are_waited_for_joins(tmp_path: Path) -> None:
+def test_two_machines_do_not_meet_on_a_file_that_both_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system of the network shows both the same path, and each its own copy in memory."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    head = start(address, 0, 2, meeting=str(tmp_path))
+    while not (tmp_path / lockstep.PAGE).exists():
+        assert not head.done()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(lockstep, "machine", lambda: "another")
+        with pytest.raises(ConfigError, match="rank 1 is on another machine than rank 0"):
+            start(address, 1, 2).result(20)
+        elsewhere.setattr(lockstep, "machine", str)
+        with pytest.raises(ConfigError, match="cannot tell whether they are on one machine"):
+            Star(address, 1, 2)
+    other = start(address, 1, 2).result(20)
+    head.result(20).close()
+    other.close()
+
+
+@pytest.mark.parametrize("how", ["in order", "killed"])
+def test_one_that_is_started_again_while_others_are_waited_for_joins(how: str, tmp_path: Path) -> None:
+    """However late: nobody takes it for lost before all have met, and nobody goes on without it."""
     address = f"ipc://{tmp_path}/a"
-    head = start(address, 0, 3)
-    start(address, 1, 3).result(20).close()
-    stars = [start(address, 1, 3).result(20), start(address, 2, 3).result(20), head.result(20)]
-    with pytest.raises(ConfigError, match="is there"):
-        second = tmp_path / "b"
-        other = start(f"ipc://{second}", 0, 3)
-        kept = start(f"ipc://{second}", 1, 3).result(20)
-        try:
-            start(f"ipc://{second}", 1, 3).result(20)
-        finally:
-            start(f"ipc://{second}", 2, 3).result(20).close()
-            other.result(20).close()
-            kept.close()
-    assert agreements(stars, [3, 0, 5], [True] * 3)[0].tokens.tolist() == [3, 1, 5]
+    head, waits = start(address, 0, 4), start(address, 2, 4)
+    if how == "in order":
+        with pytest.raises(EngineDeadError, match="rank 0 still waits for some of them"):
+            start(address, 1, 4, meet=0.1).result(20)
+    else:
+        killed = join(f"{tmp_path}/a", 1, 4)
+        with pytest.raises(ConfigError, match="is there"):
+            start(address, 1, 4).result(20)
+        killed.close()
+    last = start(address, 3, 4)
+    with pytest.raises(TimeoutError):  # the last one does not count for one that has left
+        last.result(0.1)
+    stars = [one.result(20) for one in (head, start(address, 1, 4), waits, last)]
+    assert [star.gone() for star in stars] == [None] * 4
+    assert agreements(stars, [3, 0, 5, 2], [True] * 4)[0].tokens.tolist() == [3, 1, 5, 2]
     for star in stars:
         star.close()
+
+
+def join(path: str, rank: int, size: int) -> socket.socket:
+    """Join as a core does. Who closes the connection has left as one that is killed: nothing of it is on the page."""
+    connection = socket.socket(socket.AF_UNIX)
+    while connection.connect_ex(path):
+        time.sleep(0.01)
+    lockstep._read(connection, 32)
+    same = hashlib.sha256(b"").digest()
+    lockstep._write_message(connection, Hello(rank, size, same, bytes(32), machine=lockstep.machine()))
+    assert not msgspec.msgpack.decode(lockstep._read_message(connection), type=Welcome).refused
+    connection.sendall(lockstep._HERE)
+    return connection
+
+
+def test_who_waits_hears_that_rank_0_has_ended(tmp_path: Path) -> None:
+    waits = start(f"ipc://{tmp_path}/a", 1, 3)
+    with pytest.raises(EngineDeadError, match="not there: rank 2"):
+        Star(f"ipc://{tmp_path}/a", 0, 3, meet=0.3)
+    with pytest.raises(EngineDeadError, match="rank 0 has ended before all had met"):
+        waits.result(20)
+
+
+def test_who_has_left_makes_no_reason_up(tmp_path: Path) -> None:
+    """A core that dies leaves first, and then says why it has died."""
+    made = [start(f"ipc://{tmp_path}/a", rank, 3) for rank in range(3)]
+    head, left, other = (future.result(20) for future in made)
+    left.close()
+    assert left.gone() is None and left.awake
+    assert "data-parallel rank 1" in str(head.gone())
+    head.close()
+    assert "data-parallel rank 1" in str(head.gone()), "what was known stays"
+    other.close()
 
 
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from engine.modeling import Embedding, ModelBody, Module
 from engine.types.errors import EngineError, UnsupportedModelError
 from engine_transformers.attention import ATTRIBUTE, NAME, Attentions
 from engine_transformers.card import FULL, SLIDING
-from engine_transformers.layers import Held, InPlace, Rows, divided, head
+from engine_transformers.layers import Held, InPlace, divided, head, look_up_by
 from engine_transformers.loading import Conversion
 
 _ELSE = "install a driver that is made for the model"
@@ -52,15 +52,19 @@ class TransformersBody(ModelBody):
         plan = _plan(context, model, names[base])
         self.replaced: list[Module] = []
         embedding, last = model.get_input_embeddings(), model.get_output_embeddings()
-        tied: Embedding | None = None
-        if type(embedding) is nn.Embedding:
-            tied = Embedding(context, embedding.num_embeddings, embedding.embedding_dim, names[embedding])
-            self._replace(embedding, names, InPlace(context, tied, rows=0), tied)
-        elif isinstance(embedding, nn.Embedding):
-            tied = Rows(context, embedding)
+        table: Embedding | None = None
+        if isinstance(embedding, nn.Embedding):
+            table = Embedding(context, embedding.num_embeddings, embedding.embedding_dim, names[embedding])
         if type(last) is nn.Linear:
-            made = head(context, last, names[last], tied if last.weight is embedding.weight else None)
+            made = head(context, last, names[last], table if last.weight is embedding.weight else None)
             self._replace(last, names, InPlace(context, made), made)
+        if table is not None:
+            in_place = InPlace(context, table, rows=0)
+            if type(embedding) is nn.Embedding:
+                self._replace(embedding, names, in_place, table)
+            else:
+                look_up_by(embedding, in_place)
+                self.replaced.append(table)
         built_in = built_dtype(context)
         for module, name in names.items():
             if type(module) is nn.Linear and module is not last and module.weight.dtype == built_in:

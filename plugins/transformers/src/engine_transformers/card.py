@@ -60,7 +60,7 @@ class TransformersModel(ModelCard):
 
     framework = "torch"
     operations = frozenset({"linear", "embedding", "embedding_part"})
-    quantized = frozenset({"linear", "head"})
+    quantized = frozenset({"linear", "head", "embedding"})
     captured_by = frozenset()
     batch_invariant = False
     walks = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from engine.modeling import (
     Param,
     RowParallelLinear,
 )
-from engine.modeling.parallel import even, group_of, vocabulary
+from engine.modeling.parallel import even, group_of
 from engine.types.errors import UnsupportedModelError
 
 
@@ -109,29 +108,25 @@ STYLES: dict[str, Callable[[ModelContext, int, int, str, bool], Divided]] = {
 """A style of transformers' tensor parallel plans -> the engine's layer."""
 
 
-class Rows(Embedding):
-    """This rank's rows of an embedding that is transformers' own, and whole on every rank: for a tied head."""
+class LookedUp(nn.Embedding):
+    """Below a class of transformers that does something to rows (scales them, say) once `super().forward` has looked
+    them up: the table is the engine's."""
 
-    def __init__(self, context: ModelContext, held: nn.Embedding) -> None:
-        super().__init__(replace(context, adapters=None), held.num_embeddings, held.embedding_dim, "")
-        self._held = held
-        self._part = vocabulary(held.num_embeddings, context.tp_size)[context.tp_rank].part
+    table: InPlace
 
-    @property
-    def weight(self) -> torch.Tensor:
-        """[rows, hidden_size]."""
-        return self._held.weight[self._part]
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [...] -> [..., hidden_size]."""
+        rows: torch.Tensor = self.table(ids)
+        return rows
 
-    def params(self) -> list[Param]:
-        """None of its own."""
-        return []
 
-    def finish(self) -> None:
-        """Nothing is packed."""
-
-    def num_elements(self) -> int:
-        """None of its own."""
-        return 0
+def look_up_by(held: nn.Embedding, table: InPlace) -> None:
+    """Put the engine's table below the class of an embedding, which keeps no matrix of its own."""
+    kind = type(held)
+    del held.weight
+    held.weight = table.weight  # no parameter: nothing is loaded into it
+    held.table = table
+    held.__class__ = type(kind.__name__, (kind, LookedUp), {})
 
 
 def head(context: ModelContext, layer: nn.Linear, name: str, tied: Embedding | None) -> LMHead:

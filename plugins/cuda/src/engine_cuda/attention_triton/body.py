@@ -58,6 +58,7 @@ class TritonAttentionBody:
     """
 
     capture_level: CaptureLevel = "any"
+    plans_by_launches = True
 
     def __init__(self, context: WorkerContext) -> None:
         options: TritonAttentionOptions = context.options

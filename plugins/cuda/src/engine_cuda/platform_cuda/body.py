@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,11 +18,13 @@ from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_
 from engine_cuda.platform_cuda.fetch import CudaFetch
 from engine_cuda.platform_cuda.graphs import Graphs
 from engine_cuda.platform_cuda.late import late_kernels
-from engine_cuda.platform_cuda.memory import Measured, cache_memory, graph_bytes
+from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import RING_BYTES, StagingRing
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
+    from engine.interfaces.ops import Ops, StepTables
+    from engine.interfaces.step import WholeSteps
     from engine.types.start import WorkerStart
     from engine_cuda.platform_cuda.card import CudaPlatformOptions
 
@@ -70,6 +73,7 @@ class CudaPlatformBody:
         self._mode = options.capture
         self._asked_buckets = options.buckets
         self._asked_mixed = options.capture_mixed
+        self._whole = "never" not in (options.capture, options.capture_whole) and find_spec("triton") is not None
         start = context.start
         self._max_num_seqs = start.max_num_seqs
         self._useful_tokens = hidden_tokens(start.model.hidden_size, start.parallel.tp)
@@ -127,6 +131,14 @@ class CudaPlatformBody:
             logger.warning("decode steps are not captured: %s", error.found)
             return fn
 
+    def whole_steps(self, ops: Ops, tables: StepTables, parameters: Any) -> WholeSteps | None:
+        """See `engine.interfaces.step.WholeSteps`; None where the option says so, or Triton is not installed."""
+        if not self._whole:
+            return None
+        from engine_cuda.platform_cuda.whole import CudaWholeSteps
+
+        return CudaWholeSteps(self, self._graphs.capture, self._mode == "always", ops, tables, parameters)
+
     def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
         """See `engine_cuda.platform_cuda.memory`. Raises DeviceMemoryError where the largest step does not fit."""
         device = self._device
@@ -150,6 +162,7 @@ class CudaPlatformBody:
         widths = {1, 1 + self._most_drafts} if self._most_drafts else {0, 1}
         buckets = {width: self.buckets(self._max_num_seqs, width) for width in widths}
         graphs = graph_bytes(step, buckets, self._max_num_seqs)
+        graphs += GRAPH_BYTES * len(buckets[1]) * self._whole  # the same once more
         return cache_memory(measured, utilization, self._ranks, graphs)
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:

@@ -30,6 +30,9 @@ class CudaPlatformOptions(BaseModel):
             1,024, as far as a step of this model is estimated to take the GPU less time than its launches take the host
             (some 200 for a hidden size of 4,096), and at least 128 tokens; "never" captures none of them. Larger steps
             run as they are, and with a drafter none is captured.
+        capture_whole: "auto" captures decode steps a second time, with what is launched before and behind the model:
+            inputs, attention's plans, draws. Steps in which all rows only draw are replayed so; those with penalties,
+            log probabilities, logits processors, masks or `min_tokens` among them as without. "never" leaves that.
         buckets: numbers of rows that decode steps are padded up to, each captured once; "auto" takes 1, 2, 4, then
             every 8th up to 256 and every 16th up to 512, as far as so many requests run at once; of rows with drafts
             those of 512 tokens at most.
@@ -43,6 +46,7 @@ class CudaPlatformOptions(BaseModel):
 
     capture: Literal["auto", "always", "never"] = "auto"
     capture_mixed: Literal["auto", "never"] | Counts = "auto"
+    capture_whole: Literal["auto", "never"] = "never"
     buckets: Literal["auto"] | Counts = "auto"
     dependents: Literal["auto", "never"] = "never"
     ranks_per_device: Annotated[int, Field(ge=1, le=8)] = 1
@@ -63,6 +67,7 @@ class CudaPlatform(PlatformCard):
     recorder = "stream"
     captures_drafts = "padded"
     captures_mixed = True
+    captures_whole = True
     step_timeout = 300.0  # for milliseconds of work, or a step that compiles its kernels first
     body = "engine_cuda.platform_cuda.body:CudaPlatformBody"
 

@@ -351,6 +351,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "workers that are killed, noticed at start, in a step and idle",
                 "a_worker_that_is_killed a_worker_that_dies_idle a_worker_that_dies_at_start",
             ),
+            Capability("workers that are stopped, noticed by whoever asks and whoever waits", "a_worker_that_stops"),
             Capability("workers whose parent is killed end", "orphans_go"),
             Capability("nothing left after the end", "after_shutdown"),
         ),

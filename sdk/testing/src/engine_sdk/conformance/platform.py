@@ -109,8 +109,11 @@ class PlatformConformance(Conformance):
         assert again[0] == facts.device and tuple(again[2]) == facts.dtypes
 
     def test_device(self) -> None:
-        """The body's device is of the kind that the card names."""
-        assert self.platform().device.type == torch.device(self.facts().device).type
+        """The body's device is of the kind that the card names, and it has what the card says of it."""
+        platform = self.platform()
+        assert platform.device.type == torch.device(self.facts().device).type
+        whole = cast("type[PlatformCard]", self.subject().card).captures_whole
+        assert not whole or callable(getattr(platform, "whole_steps", None)), "captures_whole without whole_steps"
 
     @pytest.mark.parametrize("max_num_seqs", [1, 2, 7, 64, 1000])
     def test_buckets(self, max_num_seqs: int) -> None:

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ WORKER = "engine_sdk.conformance.executor.worker:EchoWorker"
 SEED = 2**64 - 1
 PATIENCE = 20.0
 """Seconds until a death has to be noticed."""
+SILENT = 1.0
+"""Seconds after which whoever waits for the core takes it for hung, where a worker is stopped."""
 ORPHANED = 8.0
 """Seconds that workers may outlive whoever started them: 5 are promised."""
 
@@ -49,9 +52,9 @@ class ExecutorConformance(Conformance):
         return [ExecutorNeed(parallel=Parallel(tp=size)) for size in (1, 2, 8)]
 
     @contextlib.contextmanager
-    def running(self, size: int, fate: str = "") -> Iterator[tuple[Executor, WorkerReady, list[int]]]:
+    def running(self, size: int, fate: str = "", **context: Any) -> Iterator[tuple[Executor, WorkerReady, list[int]]]:
         """A started executor, the workers' answer, and the process of each; at the end nothing may be left."""
-        executor = self.made(size)
+        executor = self.made(size, **context)
         pids: list[int] = []
         try:
             ready = executor.start(self.message(size, fate))
@@ -67,10 +70,11 @@ class ExecutorConformance(Conformance):
         assert not left, f"processes {left} of its workers outlived the executor"
         assert not [place for place in places if place and Path(place).exists()], "the ranks' directory is left"
 
-    def made(self, size: int) -> Executor:
-        """A body; skipped where the card does not serve as many workers."""
+    def made(self, size: int, **context: Any) -> Executor:
+        """A body; skipped where the card does not serve as many workers. context: replaces what a `CoreContext` has."""
         self.require(ExecutorNeed(parallel=Parallel(tp=size)))
-        return self.body()(core_context(self.subject(), worker=WORKER))  # type: ignore[no-any-return]
+        made = replace(core_context(self.subject(), worker=WORKER), **context)
+        return self.body()(made)  # type: ignore[no-any-return]
 
     @staticmethod
     def message(size: int, fate: str) -> WorkerStart:
@@ -245,6 +249,25 @@ class ExecutorConformance(Conformance):
                 while time.monotonic() < deadline:
                     executor.check_health()
                     time.sleep(0.01)
+
+    @pytest.mark.parametrize("how", ["asks", "waits"])
+    def test_a_worker_that_stops(self, how: str) -> None:
+        """It lives and answers nothing (SIGSTOP): EngineDeadError for whoever asks and looks for answers, and for
+        whoever waits for a step, within the time that the context gives; later for whatever is asked."""
+        with self.running(2, step_timeout=SILENT) as (executor, _, pids):
+            self._apart(pids)
+            os.kill(pids[-1], signal.SIGSTOP)
+            if how == "asks":
+                answers: Callable[[], list[Any] | None] = executor.ask("who")  # type: ignore[attr-defined]
+                deadline = time.monotonic() + PATIENCE
+                with pytest.raises(EngineDeadError):
+                    while answers() is None and time.monotonic() < deadline:
+                        time.sleep(0.01)
+            else:
+                with pytest.raises(EngineDeadError):
+                    executor.execute(plan_of(0)).result(timeout=PATIENCE)
+            with pytest.raises(EngineDeadError):
+                executor.check_health()
 
     @each_size
     def test_a_worker_that_dies_at_start(self, size: int) -> None:
