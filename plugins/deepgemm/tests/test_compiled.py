@@ -16,6 +16,7 @@ SIGNATURE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_register_is_spilled() -> None:
     """With scales of any size for Hopper, and powers of two for Blackwell."""
     cases = [

@@ -23,7 +23,7 @@ NEAR = 0.15
 
 def answers(folder: Path) -> list[Any]:
     """Of a prompt of several steps; kernels are interpreted, so there are few."""
-    greedy = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, prompt_logprobs=1)
+    greedy = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, prompt_logprobs=1)
     with LLM(model=folder, dtype="bfloat16", **SETTINGS) as llm:
         return llm.generate(["Once upon a time"], greedy, use_tqdm=False)
 

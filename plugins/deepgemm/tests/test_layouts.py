@@ -115,8 +115,7 @@ def test_products(body: DoubleBody, ordered: bool) -> None:
     assert body.packed_bytes(packed) < 1.6 * meant.numel() + 4096
 
 
-@pytest.mark.parametrize("body", [9, 10], indirect=True)
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("body", "bias"), [(9, True), (10, False)], indirect=["body"])
 def test_experts(body: DoubleBody, bias: bool) -> None:
     """All of a layer in two products, beside each by itself; nobody's choices add nothing."""
     hidden, inner, count = 200, 72, 3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine_kit.by_expert import Spread, by_expert
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     tokens=st.integers(1, 9), experts=st.integers(1, 6), top_k=st.integers(1, 4), here=st.floats(0, 1),
     aligned=st.sampled_from([1, 4, 16]), seed=st.integers(0, 99),
