@@ -169,6 +169,16 @@ def test_whole_steps_give_the_tokens_of_others(folder: Path, more: dict[str, Any
     assert without == whole
 
 
+def test_whole_steps_of_latent_attention() -> None:
+    """Drawn weights: nothing but the two ways is compared."""
+    settings: dict[str, Any] = {"dtype": "bfloat16", "platform.capture": "always", "attention": "mla"}
+    without, whole = (
+        generate(Path("dummy:mla-2.6B,layers=2"), mixed(penalty=1.0), **settings, **{"platform.capture_whole": each})
+        for each in ("never", "auto")
+    )
+    assert without == whole
+
+
 def test_whole_steps_beside_prompts_give_the_tokens_of_others(folder: Path) -> None:
     settings: dict[str, Any] = {"platform.capture": "always", "max_num_batched_tokens": 64}
     assert arriving(folder, **settings) == arriving(folder, **settings, **{"platform.capture_whole": "auto"})
