@@ -21,7 +21,7 @@ PACKAGES := . $(patsubst %/pyproject.toml,%,$(filter-out pyproject.toml,$(PYPROJ
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
 # What `pip install engine` brings, engine-cpu apart, whose native code is built beside the rest; the stamps say when
 # these, and when all packages with their tests' needs, were installed.
-SERVING := . core sdk/kit $(addprefix plugins/,reference gguf moe lora states models quantization server parsers parallel chat bench tiny tokenizers xgrammar)
+SERVING := . core sdk/kit $(addprefix plugins/,reference gguf moe lora states models quantization server parsers parallel chat bench inspect tiny tokenizers xgrammar)
 COMPILED := plugins/cpu
 SERVING_STAMP := $(VENV)/.serving-stamp
 STAMP := $(VENV)/.install-stamp
@@ -70,8 +70,8 @@ GPU_FLAGS ?=
 GPU_PLATFORMS := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none \
 	--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any
 
-.PHONY: help install test test-all soak lint size style types tests format serve bench bench-peers bench-servers gpu-check \
-	gpu-wheels gpu-rehearsal docs clean
+.PHONY: help install build-tools native serving packages needs test test-all soak lint size style types tests format serve \
+	bench bench-peers bench-servers gpu-check gpu-wheels gpu-rehearsal docs clean
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs; P=plugins/server: those of one package"
@@ -92,22 +92,35 @@ help:
 
 install: $(STAMP)
 
+# Compiling takes two minutes of processor time, and waits for the tools alone: what else is installed goes beside it.
 $(SERVING_STAMP): requirements.txt $(PYPROJECTS) $(NATIVE)
+	@$(MAKE) --no-print-directory -j 2 native serving
+	@touch $@
+
+$(STAMP): requirements.txt requirements-dev.txt $(PYPROJECTS) $(NATIVE)
+	@$(MAKE) --no-print-directory -j 3 native packages needs
+	@touch $(SERVING_STAMP) $@
+
+build-tools:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Engine needs Python 3.11 or newer: make install PYTHON=python3.11")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(INSTALL) $(BUILD_TOOLS)
-	@$(EDITABLE) -e ./$(COMPILED) & compiled=$$!; \
-		$(INSTALL) "$(TORCH)" -r requirements.txt && $(EDITABLE) $(addprefix -e ./,$(SERVING)); rest=$$?; \
-		wait $$compiled && exit $$rest
+
+native: build-tools
+	$(EDITABLE) -e ./$(COMPILED)
 	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
 		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the reference drivers serve in its place"
-	@touch $@
 
-$(STAMP): $(SERVING_STAMP) requirements-dev.txt
-	@$(EDITABLE) $(addprefix -e ./,$(filter-out $(SERVING) $(COMPILED),$(PACKAGES))) & packages=$$!; \
-		$(INSTALL) -r requirements-dev.txt && $(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)" "$(MISTRAL)"; needs=$$?; \
-		wait $$packages && exit $$needs
-	@touch $@
+serving: build-tools
+	$(INSTALL) "$(TORCH)" -r requirements.txt
+	@$(EDITABLE) $(addprefix -e ./,$(SERVING))
+
+packages: serving
+	@$(EDITABLE) $(addprefix -e ./,$(filter-out $(SERVING) $(COMPILED),$(PACKAGES)))
+
+needs: serving
+	$(INSTALL) -r requirements-dev.txt
+	$(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)" "$(MISTRAL)"
 
 $(JAX_STAMP): $(STAMP)
 	$(INSTALL) "$(JAX)" -r requirements.txt

@@ -16,6 +16,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "dependents": (DEPENDENTS,),
     "products of few rows": (FEW_ROWS,),
     "all three": (WHOLE, DEPENDENTS, FEW_ROWS),
+    "and products by time": (WHOLE, DEPENDENTS, FEW_ROWS, "ops.choose=time", "ops.cache="),
     "as it is, again": (),
 }
 """Settings of the engine; what does not change is measured first and last: by how much these two differ, the others may

@@ -4,8 +4,9 @@ Decode steps go through the caches of as many layers as the processor's caches c
 All compute the same in turn (A B C A B C); torch's scaled_dot_product_attention gets dense keys and values, with
 the heads of a group folded into the query length where that is faster (decodes). Printed are the medians of five turns:
 gigabytes of keys and values a second beside what a plain sum reads, and for prefills floating point operations a second
-(those above the diagonal are not counted) beside what torch's matrix product reaches. With one thread processor time
-counts, so that other work on the machine does not; with several, time on the clock. `--kv` compares caches.
+(those above the diagonal are not counted) beside what torch's matrix product reaches. Keys that rows share, 512 in
+"512 + 48", count for each row. With one thread processor time counts, so that other work on the machine does not; with
+several, time on the clock. `--kv` compares caches.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ class Subject:
     Args:
         name: the driver's. level: its option, where it has one. kv_dtype: of its cache.
         lengths: keys of each row. counts: its queries in this step, its last tokens.
+        shared: of its first keys, those that lie in the first row's pages.
     """
 
     def __init__(
         self, registry: Registry, name: str, level: str, dtype: torch.dtype, kv_dtype: str, lengths: list[int],
-        counts: list[int], group_size: int, layers: int, keys: torch.Tensor,
+        counts: list[int], group_size: int, layers: int, keys: torch.Tensor, shared: int = 0,
     ) -> None:  # fmt: skip
         candidate = registry.find("attention", name)
         card: Any = registry.card(candidate)
@@ -74,6 +76,7 @@ class Subject:
         plan = self.body.plan(whole, group)
         for layer, cache in zip(self.layers, self.caches, strict=True):
             self.body.write(layer, keys, keys, cache, plan)
+        table[:, : shared // BLOCK] = table[0, : shared // BLOCK]
         self.plan = self.body.plan(self._batch(table, first, lengths, counts), group)
 
     @staticmethod
@@ -152,13 +155,14 @@ def main() -> int:
     names = ["cpu"] if asked.only or asked.kv else ["cpu", "torch"]
     caches = [asked.dtype, *(["int8", "float8_e4m3fn"] if asked.kv else [])]
     cases = [
-        *((f"decode, {rows} x {length:,}", [length] * rows, 1) for rows, length in DECODES),
-        ("1 + 4 drafts, 4 x 4,096", [4096] * 4, 5),
-        ("prefill, 1 x 1,024", [1024], 1024),
-        ("prefill, 8 x 1,024", [1024] * 8, 1024),
-        ("prefill, 1 x 8,192", [8192], 8192),
+        *((f"decode, {rows} x {length:,}", [length] * rows, 1, 0) for rows, length in DECODES),
+        ("decode, 32 x (512 + 48)", [560] * 32, 1, 512),
+        ("1 + 4 drafts, 4 x 4,096", [4096] * 4, 5, 0),
+        ("prefill, 1 x 1,024", [1024], 1024, 0),
+        ("prefill, 8 x 1,024", [1024] * 8, 1024, 0),
+        ("prefill, 1 x 8,192", [8192], 8192, 0),
     ]
-    for title, lengths, count in cases:
+    for title, lengths, count, shared in cases:
         rows, prefill = len(lengths), count == lengths[0]
         bytes_a_layer = sum(lengths) * 2 * KV_HEADS * SIZE * dtype.itemsize
         layers = 1 if prefill else max(1, CACHED // bytes_a_layer)
@@ -170,7 +174,8 @@ def main() -> int:
         for name in names:
             for kv_dtype in caches:
                 subject = Subject(
-                    registry, name, asked.level, dtype, kv_dtype, lengths, [count] * rows, asked.group, layers, keys
+                    registry, name, asked.level, dtype, kv_dtype, lengths, [count] * rows, asked.group, layers, keys,
+                    shared,
                 )  # fmt: skip
                 named = f"{name}, {kv_dtype}" if asked.kv else name
                 runs[named], read[named] = partial(subject, q, out), subject.bytes / 1e9

@@ -86,7 +86,12 @@ public:
         std::int64_t begin, end;                  // keys that any query sees, from the beginning of a step on
         std::int64_t segment_keys;
         std::ptrdiff_t first_pair;  // of its heads' places among the divided; -1: not divided
+        // Of rows that are computed together, the first one: how many segments, from its first on, all have in common.
+        std::size_t common;
+        std::size_t next;  // of them the next row; NONE: it is the last, or alone
+        bool follows;      // it is not the first of them
     };
+    static constexpr std::size_t NONE = ~std::size_t{0};
 
     // divides: false: no row's keys are divided; then a query's bits do not depend on how its row was cut into steps.
     AttentionScratch(int threads, std::size_t size, std::size_t group, bool divides);
@@ -113,6 +118,7 @@ public:
     }
     std::atomic<std::size_t>& done(std::size_t pair) { return done_[pair]; }
     std::vector<Row>& rows() { return rows_; }
+    std::vector<std::size_t>& order() { return order_; }
 
 private:
     struct Unmap {
@@ -131,6 +137,7 @@ private:
     std::unique_ptr<std::atomic<bool>[]> taken_;
     std::unique_ptr<std::atomic<std::size_t>[]> done_;
     std::vector<Row> rows_;
+    std::vector<std::size_t> order_;  // of some rows
 };
 
 }  // namespace engine_cpu

@@ -144,6 +144,31 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, kv_dtype: torch
         start = stop
 
 
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 1000])
+def test_rows_that_share_pages(dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None) -> None:
+    """They are computed together: each with the bits that it has in pages of its own. Two beginnings, which rows have
+    in part or whole; more rows than a tile has; drafts; with a window, rows that do not see all of them."""
+    form = Form(heads=2, group=7, size=32, block=32, window=window, dtype=dtype, kv_dtype=kv_dtype)
+    beginnings = {0: (512, [*range(1, 18), 22]), 18: (800, [19, 20, 21])}
+    lengths = [530, 511, 512, 700, 300, 800, 1200, *range(513, 524), 900, 820, 1100, 850]
+    rows = rows_of(form, [[n] for n in lengths] + [list(range(600, 604))])
+    for first, (count, others) in beginnings.items():
+        for r in others:
+            keys = min(count, len(rows[r].k))
+            rows[r].k[:keys], rows[r].v[:keys] = rows[first].k[:keys], rows[first].v[:keys]
+    case = Case(form, rows, padding_rows=1)
+    bodies = [on_threads(1), on_threads(3)]
+    apart = case.check(bodies[0], TOLERANCE[dtype])
+    table = case.batch.block_table
+    for first, (count, others) in beginnings.items():
+        for r in others:
+            pages = min(count, len(rows[r].k) - 1) // form.block
+            table[r, :pages] = table[first, :pages]
+    for body in bodies:
+        assert all(torch.equal(a, b) for a, b in zip(case.check(body, TOLERANCE[dtype]), apart, strict=True))
+
+
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8, torch.float8_e4m3fn])
 def test_prompts_may_be_cut_anywhere(kv_dtype: torch.dtype | None) -> None:
     """The same bits for a prompt's queries in one step or in several, as long as a step has many."""

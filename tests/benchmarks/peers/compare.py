@@ -55,7 +55,8 @@ class Bench:
 
     def settings(self, engine: Engine, dimensions: Dimensions, checkpoint: Path, weights: str) -> Settings:
         """How an engine is to be started."""
-        converted = self.cache / "converted" / engine.peer.name / f"{checkpoint.name}-{weights}"
+        form = "bf16" if weights == "kv8" else weights
+        converted = self.cache / "converted" / engine.peer.name / f"{checkpoint.name}-{form}"
         return Settings(
             checkpoint=str(checkpoint),
             converted=str(converted),

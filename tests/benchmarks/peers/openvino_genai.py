@@ -17,7 +17,7 @@ _ROW = 128
 PEER = Peer(
     name="openvino",
     module="tests.benchmarks.peers.openvino_genai",
-    weights=("bf16", "int8", "int4"),
+    weights=("bf16", "int8", "int4", "kv8"),
     # optimum and optimum-intel without their dependencies: these would replace the CPU torch by one for CUDA.
     steps=(
         (
@@ -46,6 +46,7 @@ class OpenVinoGenai:
         temporary = Path(f"{folder}.{os.getpid()}.part")
         compression = {
             "bf16": None,
+            "kv8": None,
             "int8": OVWeightQuantizationConfig(bits=8, sym=True),
             "int4": OVWeightQuantizationConfig(bits=4, sym=True, group_size=_ROW, ratio=1.0),
         }[settings.weights]

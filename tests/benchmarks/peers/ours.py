@@ -11,7 +11,7 @@ from tests.benchmarks.peers.protocol import ADAPTERS, DRAFTS, GGUF, RANK, Settin
 PEER = Peer(
     name="engine",
     module="tests.benchmarks.peers.ours",
-    weights=("bf16", "int8", "int4", *GGUF, "draft", "lora"),
+    weights=("bf16", "int8", "int4", *GGUF, "draft", "lora", "kv8"),
     steps=None,
     about="`LLM.generate` in one process, drivers as `auto` chooses them",
 )
@@ -37,6 +37,8 @@ class Ours:
         if settings.weights == "draft":
             further = {"drafter": "draft_model", "drafter.model": str(settings.draft_folder)}
             further |= {"drafter.num_tokens": DRAFTS, "drafter.adaptive": False}
+        if settings.weights == "kv8":
+            further = {"kv_cache_dtype": "int8"}
         if settings.weights == "lora":
             from engine_lora import LoRARequest
 

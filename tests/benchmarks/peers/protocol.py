@@ -50,7 +50,7 @@ class Settings:
         converted: a folder of this peer's own for what it makes of the checkpoint; it need not exist.
         weights: "bf16", "int8" or "int4"; one of `GGUF`: the file that llama.cpp makes, for both; "draft": bf16, with
             the draft model in the checkpoint's folder "draft"; "lora": bf16, with the adapters in its folder
-            "adapters".
+            "adapters"; "kv8": bf16, with keys and values of 8 bits.
         threads: processor cores to use, all of them.
         max_model_len: tokens of the longest context.
         max_num_seqs: requests that may run at once.

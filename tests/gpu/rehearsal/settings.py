@@ -45,9 +45,11 @@ SETTINGS = (
     Setting("whole", changes={"platform.capture_whole": "auto"}, arrive=True),
     Setting("whole-sampled", changes={"platform.capture_whole": "auto"}, sampled=True),
     Setting("few-rows", changes={"ops": "triton_gemv,triton"}),
+    Setting("timed", changes={"ops": "triton_gemv,triton", "ops.choose": "time", "ops.cache": ""}),
     Setting("sampled", sampled=True),
     Setting("drafts", changes=DRAFTS),
     Setting("fp8-cache", changes={"kv_cache_dtype": "fp8"}),
     Setting("mla", "dummy:mla-2.6B,layers=2", {"attention": "mla"}),
+    Setting("whole-mla", "dummy:mla-2.6B,layers=2", {"attention": "mla", "platform.capture_whole": "auto"}),
     Setting("serve", served=True),
 )

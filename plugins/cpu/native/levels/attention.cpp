@@ -87,18 +87,80 @@ private:
         std::size_t items = 0, pairs = 0;
         for (Scratch::Row& row : rows) {
             const double head = static_cast<double>(row.end - row.begin) * bytes;
-            row.first_item = items;
             row.first_pair = -1;
             if (threads > 1 && row.segments > 1 && head > piece && pairs + heads_ <= scratch_.most_pairs()) {
                 row.first_pair = static_cast<std::ptrdiff_t>(pairs);
                 pairs += heads_;
-                items += heads_ * row.segments;
-            } else {
-                items += heads_ * row.tiles;
             }
+        }
+        join(threads);
+        for (Scratch::Row& row : rows) {
+            row.first_item = items;
+            items += row.follows ? 0 : heads_ * (row.first_pair < 0 ? row.tiles : row.segments);
         }
         work_ = total * static_cast<double>(heads_);
         return items;
+    }
+
+    // Rows that begin in the same pages, as those with one prompt's beginning do, are computed together as far as whole
+    // segments are the same: these are read once for all. Each row has the segments that it has alone, and so its bits.
+    void join(int threads) {
+        auto& rows = scratch_.rows();
+        auto& order = scratch_.order();
+        order.clear();
+        for (std::size_t r = 0; r < rows.size(); ++r) {
+            rows[r].common = 0;
+            rows[r].next = Scratch::NONE;
+            rows[r].follows = false;
+            if (rows[r].segments > 1 && rows[r].first_pair < 0) order.push_back(r);
+        }
+        if (order.size() < 2) return;
+        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+            const std::int32_t left = first_page(a), right = first_page(b);
+            return left != right ? left < right : a < b;
+        });
+        const std::size_t shares = 2 * static_cast<std::size_t>(std::max(threads, 1));  // every thread finds some
+        const std::size_t most = (order.size() * heads_ + shares - 1) / shares;
+        for (std::size_t i = 0; i < order.size();) {
+            const std::size_t first = order[i];
+            std::size_t last = first, count = 1, queries = num_queries(first), common = 0;
+            for (++i; i < order.size() && count < most; ++i) {
+                const std::size_t r = order[i], found = in_common(first, r);
+                const std::size_t all = common ? std::min(common, found) : found;
+                // segments that need not be read again: with this row, and without it
+                if (all * count <= common * (count - 1) || queries + num_queries(r) > Scratch::ROWS) break;
+                common = all;
+                queries += num_queries(r);
+                ++count;
+                rows[last].next = r;
+                rows[r].follows = true;
+                last = r;
+            }
+            rows[first].common = common;
+        }
+    }
+
+    const std::int32_t* table(std::size_t r) const { return a_.block_table + r * a_.table_stride; }
+
+    std::int32_t first_page(std::size_t r) const {
+        return table(r)[static_cast<std::size_t>(scratch_.rows()[r].begin) / a_.cache.block];
+    }
+
+    std::size_t num_queries(std::size_t r) const {
+        return static_cast<std::size_t>(a_.query_start_loc[r + 1] - a_.query_start_loc[r]) * a_.group;
+    }
+
+    // How many segments, from the first on, two rows have in common: whole ones, in the same pages.
+    std::size_t in_common(std::size_t r, std::size_t other) const {
+        const Scratch::Row &left = scratch_.rows()[r], &right = scratch_.rows()[other];
+        if (left.begin != right.begin || left.segment_keys != right.segment_keys) return 0;
+        const auto block = static_cast<std::int64_t>(a_.cache.block);
+        const std::int64_t whole = (std::min(left.end, right.end) - left.begin) / left.segment_keys;
+        const std::int64_t end = left.begin + whole * left.segment_keys;
+        std::int64_t page = left.begin / block;
+        while (page * block < end && table(r)[page] == table(other)[page]) ++page;
+        const std::int64_t same = std::min(end, page * block) - left.begin;
+        return same < 0 ? 0 : static_cast<std::size_t>(same / left.segment_keys);
     }
 
     // An item's row, head and part: a tile of its queries, or a segment of its keys.
@@ -130,34 +192,32 @@ private:
         const std::size_t parts = row.first_pair < 0 ? row.tiles : row.segments;
         const auto first = static_cast<std::size_t>(a_.query_start_loc[r]);
         const auto n = static_cast<std::size_t>(a_.query_start_loc[r + 1]) - first;
-        const std::int32_t* table = a_.block_table + r * a_.table_stride;
         if (row.segments > 1) {
+            if (row.first_pair < 0) return segments(tile, r, head, then);
             take(tile, first, n, head, 0, n * a_.group);
-            if (row.first_pair < 0)
-                segments(tile, row, table, first, n * a_.group, head, then);
-            else
-                segment(tile, row, table, first, n * a_.group, head, part, then);
+            segment(tile, row, table(r), first, n * a_.group, head, part, then);
             return;
         }
         const std::size_t queries = n * a_.group, begin = queries * part / parts, end = queries * (part + 1) / parts;
         const auto [from, to] = take(tile, first, n, head, begin, end);
         constexpr auto step = static_cast<std::int64_t>(STEP);
-        tile.attend(end - begin, {table, head, from / step * step, to}, then);
+        tile.attend(end - begin, {table(r), head, from / step * step, to}, then);
         give(tile, tile.sums(), first, head, begin, end);
     }
 
-    // Query rows begin .. end - 1 of a row of n tokens into the tile; the keys that they see.
+    // Query rows begin .. end - 1 of a row of n tokens into the tile's place `at`; the keys that they see.
     std::pair<std::int64_t, std::int64_t> take(Tile<How, CODED>& tile, std::size_t first, std::size_t n, std::size_t head,
-                                               std::size_t begin, std::size_t end) const {
+                                               std::size_t begin, std::size_t end, std::size_t at = 0) const {
         std::int64_t from = 0, to = 0;
         for (std::size_t i = begin; i < end; ++i) {
             const std::size_t t = i / a_.group, q_head = head * a_.group + i % a_.group;
-            QueryRow& row = tile.row(i - begin);
+            const std::size_t place = at + i - begin;
+            QueryRow& row = tile.row(place);
             look(first + t, static_cast<std::int64_t>(t), static_cast<std::int64_t>(n), row);
             row.slope = a_.slopes != nullptr ? a_.slopes[q_head] * LOG2E : 0.0f;
             const auto width = static_cast<std::size_t>(2 * a_.span + 1);
             row.bias = a_.biases != nullptr ? a_.biases + q_head * width + a_.span : nullptr;
-            tile.take_query(i - begin, static_cast<const T*>(a_.q) + (first + t) * a_.q_stride + q_head * a_.q_head_stride);
+            tile.take_query(place, static_cast<const T*>(a_.q) + (first + t) * a_.q_stride + q_head * a_.q_head_stride);
             if (row.begin >= row.end) continue;
             from = to ? std::min(from, row.begin) : row.begin;
             to = std::max(to, row.end);
@@ -165,17 +225,42 @@ private:
         return {from, to};
     }
 
-    // All segments of a row's head, one after the other.
-    void segments(Tile<How, CODED>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
-                  std::size_t queries, std::size_t head, const Range& then) {
-        const std::size_t floats = queries * tile.stride();
-        const Sums merged{tile.spare(), tile.spare() + floats, tile.spare() + floats + queries};
-        for (std::size_t s = 0; s < row.segments; ++s) {
-            const Range keys = segment_keys(row, table, head, s);
-            tile.attend(queries, keys, s + 1 < row.segments ? segment_keys(row, table, head, s + 1) : then);
-            merge(merged, tile.sums(), queries, tile.stride(), s == 0);
+    // All segments of a head, one after the other: of a row, and of those that it is computed with.
+    void segments(Tile<How, CODED>& tile, std::size_t leader, std::size_t head, const Range& then) {
+        const auto& rows = scratch_.rows();
+        const std::size_t stride = tile.stride(), common = rows[leader].common;
+        float* const tops = tile.spare() + Scratch::ROWS * stride;
+        const auto merged = [&](std::size_t place) {
+            return Sums{tile.spare() + place * stride, tops + place, tops + Scratch::ROWS + place};
+        };
+        const auto queries_into = [&](std::size_t r, std::size_t place) {
+            const auto first = static_cast<std::size_t>(a_.query_start_loc[r]);
+            take(tile, first, num_queries(r) / a_.group, head, 0, num_queries(r), place);
+        };
+        const auto keys = [&](std::size_t r, std::size_t s) { return segment_keys(rows[r], table(r), head, s); };
+        if (common) {
+            std::size_t together = 0;
+            for (std::size_t r = leader; r != Scratch::NONE; r = rows[r].next) {
+                queries_into(r, together);
+                together += num_queries(r);
+            }
+            for (std::size_t s = 0; s < common; ++s) {
+                tile.attend(together, keys(leader, s), keys(leader, s + 1));
+                merge(merged(0), tile.sums(), together, stride, s == 0);
+            }
         }
-        give(tile, merged, first, head, 0, queries);
+        std::size_t place = 0;
+        for (std::size_t r = leader; r != Scratch::NONE; r = rows[r].next) {
+            const std::size_t queries = num_queries(r);
+            const Range after = rows[r].next == Scratch::NONE ? then : keys(rows[r].next, common);
+            queries_into(r, 0);
+            for (std::size_t s = common; s < rows[r].segments; ++s) {
+                tile.attend(queries, keys(r, s), s + 1 < rows[r].segments ? keys(r, s + 1) : after);
+                merge(merged(place), tile.sums(), queries, stride, s == 0);
+            }
+            give(tile, merged(place), static_cast<std::size_t>(a_.query_start_loc[r]), head, 0, queries);
+            place += queries;
+        }
     }
 
     // One of them. Whoever computes the last one merges them, in their order: the bits are those of `segments`.

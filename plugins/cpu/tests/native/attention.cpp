@@ -27,7 +27,8 @@ struct Row {
     std::size_t queries, keys;
 };
 // Decodes, drafts, a prompt's chunks; more queries than a tile has rows, and more keys than a segment.
-constexpr Row ROWS[] = {{1, 1}, {1, 37}, {1, 700}, {4, 300}, {9, 9}, {50, 130}, {2, 129}};
+constexpr Row ROWS[] = {{1, 1}, {1, 37}, {1, 700}, {4, 300}, {9, 9}, {50, 130}, {2, 129}, {1, 650}, {2, 690}};
+constexpr std::size_t FIRST = 2, ALIKE[] = {7, 8}, KEYS = 600;  // rows that begin with as many keys of another one
 
 // One step of rows, with everything that it reads.
 class Step {
@@ -65,6 +66,13 @@ public:
         q_.emplace_back(c.dtype, tokens * (q_stride() + 3) - 3, random);
         k_.emplace_back(c.dtype, keys * c.heads * c.size, random);
         v_.emplace_back(c.dtype, keys * c.heads * c.size, random);
+        for (Array* x : {&k_[0], &v_[0]})
+            for (const std::size_t r : ALIKE) {
+                const std::size_t token = c.heads * c.size, n = std::min(KEYS, keys_[r]);
+                if (n <= keys_[FIRST])
+                    std::memcpy(x->at(first_key_[r] * token), x->at(first_key_[FIRST] * token),
+                                n * token * engine_cpu::size_of(c.dtype));
+            }
         for (std::size_t h = 0; h < c.heads * c.group; ++h) {
             sinks_.push_back(static_cast<float>(random.normal()));
             slopes_.push_back(static_cast<float>(0.02 * random.uniform()));
@@ -122,6 +130,21 @@ public:
             for (std::size_t t = first; t < first + n; ++t)
                 for (std::size_t h = 0; h < heads; ++h) check_head(out, lse, r, t, h, what);
         }
+        check_shared(kernels, out, lse, what);
+    }
+
+    // Where rows begin in the same pages they have the bits that they have in pages of their own.
+    void check_shared(const Kernels& kernels, const Array& out, const Array& lse, const char* what) {
+        const std::vector<std::int32_t> own = table_;
+        for (const std::size_t r : ALIKE)
+            for (std::size_t b = 0; (b + 1) * c_.block <= std::min(KEYS, keys_[r]); ++b)
+                table_[r * table_stride_ + b] = table_[FIRST * table_stride_ + b];
+        Array other(DType::float32, 0);
+        for (const int threads : {1, 3}) {
+            const Array shared = run(kernels, 0, std::size(ROWS), threads, 2, other);
+            expect(out.same_bits(shared, out.size()) && lse.same_bits(other, lse.size()), "%s: other bits in shared pages", what);
+        }
+        table_ = own;
     }
 
     // A value that is not a number changes no bit of the tokens that do not see it, and gives the others none.

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from engine.types.errors import ConfigError
 from engine_cuda.dependents import DEPENDENT, depends
 from engine_cuda.ops_triton.launching import power_of_2
 from engine_cuda.ops_triton_gemv.cuts import MOST_INPUTS, MOST_NORMED, MOST_ROWS, MatrixCut, cut_of
 from engine_cuda.ops_triton_gemv.kernel import few_rows_kernel
+from engine_cuda.ops_triton_gemv.timed import TimedProducts, machine_of
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
+    from engine_cuda.ops_triton_gemv.card import TritonGemvOptions
 
 
 class PackedWeight:
@@ -45,10 +49,24 @@ class PackedWeight:
 
 
 class TritonGemvBody:
-    """See `engine.interfaces.ops.Ops`. Without state; what is launched depends on shapes alone."""
+    """See `engine.interfaces.ops.Ops`. What is launched depends on shapes, and where asked for on what was timed.
+
+    Raises ConfigError where products are to be timed and there is no GPU.
+    """
 
     def __init__(self, context: WorkerContext | None) -> None:
         self._dependent = bool(depends(context))
+        self._timed: TimedProducts | None = None
+        options: TritonGemvOptions | None = None if context is None else context.options
+        if context is not None and options is not None and options.choose == "time":
+            if context.device is None or context.device.type != "cuda":
+                raise ConfigError(
+                    "ops.choose=time, products by what they take",
+                    f"they would be computed on {context.device}, whose time says nothing of a GPU's",
+                    "leave it out, or use a GPU",
+                )
+            file = Path(options.cache).expanduser() if options.cache else None
+            self._timed = TimedProducts(few_rows, machine_of(context.device), file)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """weight [O, I], bias [O] -> what `linear` takes. Dense tensors are kept, not copied."""
@@ -56,6 +74,8 @@ class TritonGemvBody:
 
     def linear(self, x: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
         """x [T, I] -> x @ weight.T + bias, [T, O]."""
+        if self._timed is not None:
+            return self._timed(x, packed)
         return few_rows(x, packed) if packed.fits(x.shape[0], False) else F.linear(x, packed.weight, packed.bias)
 
 

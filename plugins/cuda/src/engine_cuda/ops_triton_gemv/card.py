@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from engine.interfaces.ops import OpsCard, OpsNeed
 from engine_cuda.interpreter import wrong_device
 from engine_cuda.seen import COMPILED
 
 DTYPES = ("bfloat16", "float16", "float32")
+
+
+class TritonGemvOptions(BaseModel):
+    """Options of `triton_gemv`.
+
+    Attributes:
+        choose: "rows" takes the kernel for up to 4 rows and torch's product for more; "time" times, when the engine
+            starts, each product of the steps that are captured by cuBLAS, cuBLASLt and the kernel, and takes the
+            fastest for each matrix and number of rows (the log says which, and by how much). Starts that find others
+            differ in the last bits of their results.
+        cache: the file in which that is kept for the next start on such a GPU; "": nowhere.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    choose: Literal["rows", "time"] = "rows"
+    cache: str = "~/.cache/engine-cuda/products.json"
 
 
 class TritonGemv(OpsCard):
@@ -20,6 +40,7 @@ class TritonGemv(OpsCard):
 
     priority = -1  # after torch's, which has every operation
     framework = "torch"
+    Options = TritonGemvOptions
     operations = frozenset({"pack_linear", "linear"})
     body = "engine_cuda.ops_triton_gemv.body:TritonGemvBody"
 
