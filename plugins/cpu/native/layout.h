@@ -81,10 +81,10 @@ struct Layout {
         return (grouped() ? groups() * scale_bytes() : 0) + units() * PANEL * (nibbles() ? 2 : 4);
     }
     std::size_t bytes() const { return panels() * panel_bytes(); }
-    // What the kernels need for so many rows: their units, of bfloat16 as floats, and for quantised rows a scale and an
-    // offset for each group.
+    // What the kernels need for so many rows: their units, of bfloat16 as floats and of bytes as 16 bits each at most, and for
+    // quantised rows a scale and an offset for each group.
     std::size_t scratch_bytes(std::size_t rows) const {
-        const std::size_t unit = codes() && !quantized() ? 16 : format == Format::bfloat16 ? 8 : 4;
+        const std::size_t unit = codes() && !quantized() ? 16 : format == Format::bfloat16 || quantized() ? 8 : 4;
         return rows * (units() * unit + (quantized() ? groups() * 8 : 0));
     }
 };

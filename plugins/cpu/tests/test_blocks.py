@@ -127,7 +127,7 @@ def test_extremes(level: str, kind: str) -> None:
         full, weight = random_blocks(kind, 33, 2048, fill=value)
         driver = body({"layer": kind}, level)
         packed = driver.pack(*layer({"layer": torch.from_numpy(full)}, 2048))
-        x = torch.ones(3, 2048) * torch.tensor([[1.0], [-1.0], [0.0]])
+        x = torch.ones(12, 2048) * torch.tensor([[1.0], [-1.0], [0.0]]).repeat(4, 1)
         check(driver.linear(x, packed), x.double().numpy(), weight, None)
     x = torch.randn(12, 2048)
     expected = driver.linear(x, packed)

@@ -87,7 +87,7 @@ def check(found: torch.Tensor, case: Case, x: torch.Tensor, bias: torch.Tensor) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_products(native: Any, form: str, dtype: torch.dtype) -> None:
     """Rows for every tile, outputs that fill no panel, inputs that fill no group, in whatever order."""
-    sizes = [(1, 4, 4), (37, 96, 32), (70, 250, 64), (33, 512, 128), (5, 36, 12)]
+    sizes = [(1, 4, 4), (37, 96, 32), (70, 250, 64), (33, 512, 128), (5, 36, 12), (9, 1100, 516)]
     for place, (outputs, inputs, group) in enumerate(sizes):
         scale = (torch.float32, torch.float16, torch.bfloat16)[place % 3]
         case = Case(form, outputs, inputs, group, scale, place, ordered=bool(place % 2))
@@ -99,8 +99,8 @@ def test_products(native: Any, form: str, dtype: torch.dtype) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    form=st.sampled_from(FORMS), count=st.integers(1, 20), outputs=st.integers(1, 70), inputs=st.integers(1, 200),
-    group=st.sampled_from([4, 32, 64, 100]), scale=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    form=st.sampled_from(FORMS), count=st.integers(1, 20), outputs=st.integers(1, 70), inputs=st.integers(1, 400),
+    group=st.sampled_from([4, 32, 64, 100, 300]), scale=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     seed=st.integers(0, 99), wide=st.booleans(), ordered=st.booleans(),
 )  # fmt: skip
 def test_every_level_gives_the_same_bits(

@@ -58,7 +58,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, scale
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear(ops: Any, dtype: torch.dtype, bias: bool) -> None:
     """Rows for every tile, and several; widths that fill no register, outputs that fill no panel."""
-    for outputs, inputs in ((1, 1), (3, 31), (37, 96), (130, 257), (64, 1024)):
+    for outputs, inputs in ((1, 1), (5, 0), (3, 31), (37, 96), (130, 257), (64, 1024)):
         weight = random(outputs, inputs, dtype=dtype, seed=1)
         added = random(outputs, dtype=dtype, seed=2) if bias else None
         packed = ops.pack_linear(weight, added)
@@ -80,6 +80,8 @@ def test_a_row_does_not_depend_on_the_others(ops: Any, dtype: torch.dtype) -> No
     for rows in range(1, 16):
         assert torch.equal(ops.linear(x[:rows], packed), whole[:rows])
         assert torch.equal(ops.linear(x[rows:], packed), whole[rows:])
+    packed, x = ops.pack_linear(random(300, 31, dtype=dtype), None), random(2, 31, dtype=dtype, seed=1)  # 10 panels
+    assert torch.equal(ops.linear(x[:1], packed), ops.linear(x, packed)[:1])
     packed, x = ops.pack_linear(random(33, 4095, dtype=dtype), None), random(200, 4095, dtype=dtype, seed=1)
     whole = ops.linear(x, packed)
     for row in (0, 11, 12, 47, 48, 99, 191, 192, 199):
@@ -112,6 +114,24 @@ def test_threads_change_nothing(ops: Any, threads: int) -> None:
             found = several.linear(x, several.pack_linear(weight, None))
             torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-3)
             torch.testing.assert_close(several.silu_mul(gate_up), expected[1], rtol=1e-5, atol=1e-6)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_change_no_bit(ops: Any, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
+    """Of one row, which takes two panels at once where they are many, an odd one last, and of several rows."""
+    x, before = random(30, 66, dtype=dtype, seed=1), torch.get_num_threads()
+    try:
+        for outputs in (96, 416, 900):
+            weight = random(outputs, 66, dtype=dtype)
+            whole = ops.linear(x, ops.pack_linear(weight, None))
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                several = driver(request.node.callspec.params["ops"])
+                packed = several.pack_linear(weight, None)
+                assert torch.equal(several.linear(x[:1], packed), whole[:1])
+                assert torch.equal(several.linear(x, packed), whole)
     finally:
         torch.set_num_threads(before)
 

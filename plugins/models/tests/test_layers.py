@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from engine.interfaces.model import State
+from engine_models.deepseek import DeepseekLayer
 from engine_models.layers import ParallelLayer, PostNormLayer, PreNormLayer, SandwichLayer
+from engine_models.qwen_next import Qwen3NextLayer
 from engine_reference.ops_torch.ops import TorchOpsBody
 
 TOKENS, SIZE = 9, 6
@@ -42,6 +44,13 @@ def mixed(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return x.cumsum(0) + positions[:, None]
 
 
+def of_parts(kind: type, context: Any, **parts: Any) -> Any:
+    """A layer that makes its own parts, with others in their place."""
+    made: Any = object.__new__(kind)
+    vars(made).update(parts, _ops=context.ops)
+    return made
+
+
 def layer(kind: str, mlp: Counted) -> Any:
     context: Any = SimpleNamespace(ops=TorchOpsBody(None))  # type: ignore[arg-type]
     norm, attention, block = Doubled(), mixed, mlp
@@ -54,10 +63,21 @@ def layer(kind: str, mlp: Counted) -> Any:
             return PostNormLayer(context, attention, norm, block, norm)  # type: ignore[arg-type]
         case "parallel":
             return ParallelLayer(context, norm, attention, block)  # type: ignore[arg-type]
+        case "deepseek":
+            return of_parts(DeepseekLayer, context, attention_norm=norm, attention=attention, mlp_norm=norm, mlp=block)
+        case "qwen3 next":
+            mixer: dict[str, Any] = {"attention": attention, "delta": None}
+            return of_parts(Qwen3NextLayer, context, mixer_norm=norm, **mixer, mlp_norm=norm, mlp=block)
+        case "qwen3 next, linear":
+            mixer = {"attention": None, "delta": lambda x: x.cumsum(0)}
+            return of_parts(Qwen3NextLayer, context, mixer_norm=norm, **mixer, mlp_norm=norm, mlp=block)
     return ParallelLayer(context, norm, attention, block, norm)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["pre", "sandwich", "post", "parallel", "parallel of two norms"])
+KINDS = ("pre", "sandwich", "post", "parallel", "parallel of two norms", "deepseek", "qwen3 next", "qwen3 next, linear")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [True, False])
 def test_rows_that_nobody_reads_are_not_computed(kind: str, first: bool) -> None:
     """Behind the attention; the others are as ever."""

@@ -1,7 +1,7 @@
 // y = x @ weight.T + bias with weights as they lie in ggml's blocks (blocks.h), and rows rounded to 8 bits in the same
 // groups. Products of a group are summed as integers, exactly, and widened once; the floats of a row are added up in the
 // order of groups: the same bits at all levels. float16 is multiplied as float32, with rows as they are.
-#include "levels/many_rows.h"
+#include "levels/many_codes.h"
 #include "levels/quantize_rows.h"
 #include "levels/table.h"
 
@@ -15,8 +15,6 @@ constexpr std::size_t MOST = 2, MOST_HALF = 2;
 #else
 constexpr std::size_t MOST = 1, MOST_HALF = 1;
 #endif
-
-constexpr std::size_t HALF = VECTORS / 2 ? VECTORS / 2 : 1;  // registers of 64 bytes, and of 16 outputs
 
 // BITS bits of each byte, moved from FROM on to TO.
 template <int FROM, int BITS, int TO>
@@ -32,8 +30,8 @@ Words unit_codes(const std::uint8_t* quad, std::size_t v) {
     if constexpr (FORM.as_bytes) return Words::load(quad + U * PANEL * 4 + v * Words::LANES * 4);
     const std::uint8_t* two = quad + (FORM.one < 0 ? 0 : 64);
     const std::uint8_t* lower = two + (FORM.two < 0 ? 0 : 128);
-    const bool upper = v >= HALF;
-    const std::size_t at = v % HALF * Words::LANES * 4;
+    const bool upper = v >= NIBBLES;
+    const std::size_t at = v % NIBBLES * Words::LANES * 4;
     Words found = Words::zero();
     if constexpr (FORM.nibbles) found = nibbles(lower + U * 64, v);
     if constexpr (FORM.two >= 0) {
@@ -51,7 +49,7 @@ Words unit_codes(const std::uint8_t* quad, std::size_t v) {
 
 // Numbers by which a block's scales and minima are multiplied, [rows][32].
 template <Format F>
-const std::int8_t* numbers(const std::uint8_t* from, std::int8_t* room) {
+[[gnu::always_inline]] inline const std::int8_t* numbers(const std::uint8_t* from, std::int8_t* room) {
     constexpr BlockForm FORM = block_form(F);
     constexpr std::size_t ROWS = FORM.rows_of_numbers();
     if constexpr (FORM.numbers == Numbers::of_8) return reinterpret_cast<const std::int8_t*>(from);
@@ -165,16 +163,91 @@ struct InBlocks {
     }
 };
 
+#if defined(ENGINE_CPU_MANY_CODES)
+// Where a block of 32 outputs has what. `room`: for its numbers, as long as this is.
+template <Format F>
+struct Parts {
+    static constexpr BlockForm FORM = block_form(F);
+    static constexpr std::size_t ROOM = FORM.rows_of_numbers() * PANEL + 1;
+    const fp16 *scales, *minima;
+    const std::int8_t* number = nullptr;
+    const std::uint8_t* codes;
+
+    Parts(const std::uint8_t* block, [[maybe_unused]] std::int8_t* room)
+        : scales(reinterpret_cast<const fp16*>(block)),
+          minima(scales + PANEL),
+          codes(block + PANEL * 2 * (FORM.minima ? 2 : 1) + FORM.number_bytes()) {
+        if constexpr (FORM.numbers != Numbers::none) number = numbers<F>(codes - FORM.number_bytes(), room);
+    }
+    // Register v of a group's scales, or minima.
+    Floats scale(std::size_t g, std::size_t v) const { return of(scales, g, v); }
+    Floats minimum(std::size_t g, std::size_t v) const { return of(minima, FORM.groups() + g, v); }
+
+private:
+    Floats of(const fp16* of_block, std::size_t row, std::size_t v) const {
+        const Floats found = Floats::load(of_block + v * Floats::LANES);
+        if constexpr (FORM.numbers == Numbers::none) return found;
+        return found * Floats::load(number + row * PANEL + v * Floats::LANES);
+    }
+};
+
+// For many_codes.
+template <Format F>
+struct FromBlocks {
+    static constexpr BlockForm FORM = block_form(F);
+    static constexpr std::size_t RUN = run_of(FORM.as_bytes || FORM.table ? 255
+                                              : FORM.one >= 0             ? (2 << std::max(FORM.one, FORM.two + 1)) - 1
+                                              : FORM.two >= 0             ? (4 << FORM.two) - 1
+                                                                          : 15);
+    static constexpr Beside BESIDE = FORM.minima ? Beside::minima : Beside::middle;
+    static constexpr std::size_t FROM = FORM.group == 16 ? MANY_FROM : 4;
+    static constexpr float START = 0.0f;
+    const Packed& a;
+    std::size_t group = FORM.group / 4;
+
+    void widen(std::size_t panel, std::size_t unit, std::size_t part, Stretch& to) const {
+        const std::uint8_t* w = static_cast<const std::uint8_t*>(a.weight) + panel * a.layout.panel_bytes() +
+                                unit * 4 / FORM.inputs * PANEL * FORM.bytes;
+        for (std::size_t at = 0, first = 0; at < part; first += FORM.groups(), w += PANEL * FORM.bytes) {
+            alignas(64) std::int8_t room[Parts<F>::ROOM];
+            const Parts<F> parts(w, room);
+            for (std::size_t g = 0; g < FORM.groups(); ++g)
+                for (std::size_t v = 0; v < VECTORS; ++v) {
+                    parts.scale(g, v).store(to.scales[first + g] + v * Floats::LANES);
+                    if constexpr (FORM.minima) {
+                        const Floats sign = Floats::all(FORM.numbers == Numbers::none ? 1.0f : -1.0f);
+                        (parts.minimum(g, v) * sign).store(to.minima[first + g] + v * Floats::LANES);
+                    }
+                }
+            const std::uint8_t* quad = parts.codes;
+            for (std::size_t q = 0; q < FORM.inputs / 16; ++q, at += 4, quad += FORM.code_bytes())
+#pragma GCC unroll 4
+                for (std::size_t v = 0; v < VECTORS; ++v) {
+                    to.put<RUN>(at, v, unit_codes<F, 0>(quad, v));
+                    to.put<RUN>(at + 1, v, unit_codes<F, 1>(quad, v));
+                    to.put<RUN>(at + 2, v, unit_codes<F, 2>(quad, v));
+                    to.put<RUN>(at + 3, v, unit_codes<F, 3>(quad, v));
+                }
+        }
+    }
+};
+#endif
+
 template <Format F, typename T>
 void multiply(const Packed& a, int threads) {
     constexpr BlockForm FORM = block_form(F);
-    const RoundedRows rows(a);
     const auto* x = static_cast<const T*>(a.x);
-    const InBlocks<F> kernel{a, rows};
-    over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
+    const auto round = [&](const RoundedRows& rows, std::size_t row, std::size_t size) {
         for (std::size_t m = 0; m < size; ++m)
             rows.round<FORM.group>(x + (row + m) * a.x_stride, a.layout.inputs, FORM.group, row, m, size, FORM.half);
-    });
+    };
+#if defined(ENGINE_CPU_MANY_CODES)
+    if (a.rows >= FromBlocks<F>::FROM) return many_codes<T>(a, threads, FromBlocks<F>{a}, round);
+#endif
+    const RoundedRows rows(a);
+    const InBlocks<F> kernel{a, rows};
+    over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads,
+                      [&](std::size_t row, std::size_t size) { round(rows, row, size); });
 }
 
 // float16: a unit is one input, of 32 outputs.

@@ -5,6 +5,7 @@
 // stand for floats become these in registers, and rows stay as they are.
 #include <vector>
 
+#include "levels/many_codes.h"
 #include "levels/quantize_rows.h"
 #include "levels/table.h"
 
@@ -18,8 +19,6 @@ constexpr std::size_t MOST = 2;
 #else
 constexpr std::size_t MOST = 1;
 #endif
-
-constexpr std::size_t HALF = VECTORS / 2 ? VECTORS / 2 : 1;  // registers of 64 bytes of nibbles
 
 // -- what this level's registers can do besides -----------------------------------------------------------------------
 #if defined(__AVX512F__)
@@ -253,9 +252,9 @@ struct Values {
     void step(const Words* w, const float* x, Floats (&sums)[MR][VECTORS]) const {
         Floats right[VECTORS];
         if constexpr (F == Format::values4) {
-            for (std::size_t v = 0; v < HALF; ++v) {
+            for (std::size_t v = 0; v < NIBBLES; ++v) {
                 right[v] = table.template at<8 * I>(w[v]);
-                right[HALF + v] = table.template at<8 * I + 4>(w[v]);
+                right[NIBBLES + v] = table.template at<8 * I + 4>(w[v]);
             }
         } else {
             for (std::size_t v = 0; v < VECTORS; ++v) right[v] = e4m3<8 * I>(w[v]);
@@ -270,7 +269,7 @@ struct Values {
 
     template <std::size_t MR>
     void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
-        constexpr std::size_t COUNT = F == Format::values4 ? HALF : VECTORS;
+        constexpr std::size_t COUNT = F == Format::values4 ? NIBBLES : VECTORS;
         const Layout& layout = a.layout;
         const std::uint8_t* w = static_cast<const std::uint8_t*>(a.weight) + panel * layout.panel_bytes();
         const float* x = inputs + row * layout.units() * 4;
@@ -317,18 +316,59 @@ void over_rows(const Packed& a, std::size_t row, std::size_t size, Take&& take) 
     }
 }
 
+#if defined(ENGINE_CPU_MANY_CODES)
+// For many_codes.
+template <Format F, bool TABLE>
+struct FromCodes {
+    static constexpr std::size_t RUN = run_of(F == Format::codes4 && !TABLE ? 15 : 255);
+    static constexpr std::size_t BYTES = F == Format::codes4 ? PANEL * 2 : PANEL * 4;
+    static constexpr Beside BESIDE = Beside::zeros;
+    static constexpr std::size_t FROM = 4;
+    static constexpr float START = 0.0f;
+    const Packed& a;
+    WholeTable table;
+    std::size_t group = a.layout.group_size / 4;
+
+    void widen(std::size_t panel, std::size_t unit, std::size_t part, Stretch& to) const {
+        const std::size_t ahead = a.layout.scale_bytes();
+        const auto* w = static_cast<const std::uint8_t*>(a.weight) + panel * a.layout.panel_bytes();
+        over_groups(unit, part, group, [&](std::size_t g, std::size_t within, std::size_t at, std::size_t count) {
+            const std::uint8_t* first = w + (unit + at) / group * (ahead + group * BYTES);
+            for (std::size_t v = 0; v < VECTORS; ++v) {
+                const std::size_t lane = v * Words::LANES;
+                scales(a.layout.scale, first, lane).store(to.scales[g] + lane);
+                Stretch::store(to.zeros[g] + lane, bytes(first + ahead - PANEL + lane).v);
+            }
+            const std::uint8_t* codes = first + ahead + within * BYTES;
+            for (std::size_t u = 0; u < count; ++u, codes += BYTES)
+                for (std::size_t v = 0; v < VECTORS; ++v) {
+                    Words found = F == Format::codes4 ? nibbles(codes, v) : Words::load(codes + v * Words::LANES * 4);
+                    if constexpr (TABLE) found = table[found];
+                    to.put<RUN>(at + u, v, found);
+                }
+        });
+    }
+};
+#endif
+
 template <Format F, bool TABLE, typename T>
 void whole(const Packed& a, int threads) {
-    const RoundedRows rows(a);
     alignas(16) std::uint8_t table[16] = {};
     if (TABLE)
         for (std::size_t i = 0; i < 16; ++i) table[i] = static_cast<std::uint8_t>(a.scales[i]);
-    const Whole<F, TABLE, T> kernel{a, rows, Output<T>(a), WholeTable(table)};
-    over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
+    const auto round = [&](const RoundedRows& rows, std::size_t row, std::size_t size) {
         over_rows<T>(a, row, size, [&](std::size_t m, const T* x) {
             rows.round(x, a.layout.inputs, a.layout.group_size, row, m, size, 1);
         });
-    });
+    };
+#if defined(ENGINE_CPU_MANY_CODES)
+    if (a.rows >= FromCodes<F, TABLE>::FROM)
+        return many_codes<T>(a, threads, FromCodes<F, TABLE>{a, WholeTable(table)}, round);
+#endif
+    const RoundedRows rows(a);
+    const Whole<F, TABLE, T> kernel{a, rows, Output<T>(a), WholeTable(table)};
+    over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads,
+                      [&](std::size_t row, std::size_t size) { round(rows, row, size); });
 }
 
 template <Format F, typename T>

@@ -196,6 +196,8 @@ void multiply(const Packed& a, int threads) {
     if constexpr (WIDENS_ONCE)
         if (a.rows >= MANY_FROM) return many_rows<T, 4 / sizeof(T)>(a, threads, widen_units<How>);
     const Prepared<How> of{a};
+    // Two pairs for each thread: with fewer, one that finds an odd pair left would keep the others waiting for longer than
+    // pairs save, a fifth at most.
     if constexpr (How::PLANES > 1)
         if (a.rows == 1 && a.layout.panels() >= 4 * static_cast<std::size_t>(std::max(threads, 1))) {
             of.prepare(0, 1);

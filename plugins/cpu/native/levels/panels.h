@@ -1,9 +1,9 @@
 // The way over packed weights (packing.h) that all formats share.
 //
 // Rows are cut into tiles of at most MOST; of a tile, unit u of row m lies at word u * (rows of the tile) + m of the
-// scratch memory, or of each plane of it, so that a kernel goes through it and through a panel in one sweep each. A format's tile kernel holds
-// sums of 32 outputs of each of its rows in registers and adds up unit after unit: the same order for every tile, so a
-// row's result has the same bits whatever rows stand beside it.
+// scratch memory, or of each plane of it, so that a kernel goes through it and through a panel in one sweep each. A
+// format's tile kernel holds sums of 32 outputs of each of its rows in registers and adds up unit after unit: the same
+// order for every tile, so a row's result has the same bits whatever rows stand beside it.
 //
 // Many rows are taken in chunks that stay in the second-level cache while panel after panel goes by.
 #pragma once
@@ -15,12 +15,12 @@
 #include "kernels.h"
 #include "levels/fetch.h"
 #include "levels/words.h"
-#include "kernels.h"
 #include "parallel.h"
 
 namespace engine_cpu::ENGINE_CPU_LEVEL {
 
 constexpr std::size_t VECTORS = PANEL / Words::LANES;  // registers that hold a unit of a panel
+constexpr std::size_t NIBBLES = VECTORS / 2 ? VECTORS / 2 : 1;  // registers that hold a unit of nibbles
 constexpr std::size_t CHUNK = std::size_t{384} << 10;  // bytes of rows that stay in a core's second-level cache
 
 // Rows of the first tile of `left`; the same decomposition everywhere. Up to 8 rows, a decode and its drafts, are one
@@ -139,9 +139,8 @@ void over_all_panels(const Packed* all, std::size_t count, const Kernel* kernels
 
 // Register v of a unit of nibbles: of the lower ones in the first half, of the upper ones in the second.
 inline Words nibbles(const std::uint8_t* unit, std::size_t v) {
-    constexpr std::size_t HALF = VECTORS / 2 ? VECTORS / 2 : 1;
-    const Words both = Words::load(unit + v % HALF * Words::LANES * 4);
-    return v < HALF ? both.low_nibbles() : both.high_nibbles();
+    const Words both = Words::load(unit + v % NIBBLES * Words::LANES * 4);
+    return v < NIBBLES ? both.low_nibbles() : both.high_nibbles();
 }
 
 // A unit: sums[m][v] = step(sums[m][v], right(v), left(m)), with weights right(v) and what of x row m has, left(m). Of one or

@@ -21,9 +21,10 @@ struct RoundedRows {
     std::int32_t* offsets;
     std::size_t units, groups;
 
-    RoundedRows(const Packed& a)
+    // planes: of a tile's words.
+    explicit RoundedRows(const Packed& a, std::size_t planes = 1)
         : words(static_cast<std::uint8_t*>(a.scratch)),
-          scales(reinterpret_cast<float*>(words + a.rows * a.layout.units() * 4)),
+          scales(reinterpret_cast<float*>(words + a.rows * a.layout.units() * 4 * planes)),
           offsets(reinterpret_cast<std::int32_t*>(scales + a.rows * a.layout.groups())),
           units(a.layout.units()),
           groups(a.layout.groups()) {}

@@ -141,9 +141,12 @@ class ParallelLayer(Module):
         """Change `hidden` and `residual` [T, hidden_size] in the state."""
         hidden, residual = self.norm.add(state["hidden"], state.get("residual"))
         attended = self.attention(hidden, state["positions"])
-        attended, hidden, residual = narrowed(self._ops, state, attended, hidden, residual)
-        inner = self.mlp(hidden if self.mlp_norm is None else self.mlp_norm(residual))
-        state["hidden"], state["residual"] = self._ops.add(attended, inner), residual
+        if self.mlp_norm is None:
+            attended, hidden, residual = narrowed(self._ops, state, attended, hidden, residual)
+        else:
+            attended, residual = narrowed(self._ops, state, attended, residual)
+            hidden = self.mlp_norm(residual)
+        state["hidden"], state["residual"] = self._ops.add(attended, self.mlp(hidden)), residual
 
 
 class MLP(Module):
