@@ -158,7 +158,19 @@ def test_captured_steps_with_prompts_give_the_tokens_of_uncaptured_ones(folder: 
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.1])
-@pytest.mark.parametrize("more", [{}, {"platform.dependents": "auto"}, FEW_ROWS], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"platform.dependents": "auto"},
+        FEW_ROWS,
+        pytest.param(
+            {"attention": "flash"},
+            marks=pytest.mark.skipif(importlib.util.find_spec("flash_attn_3") is None, reason="no FlashAttention 3"),
+        ),
+    ],
+    ids=str,
+)
 def test_whole_steps_give_the_tokens_of_others(folder: Path, more: dict[str, Any], penalty: float) -> None:
     """Bit by bit, with two in flight; where rows have penalties beside others, they take turns with steps as before."""
     settings: dict[str, Any] = {"dtype": "bfloat16", "in_flight": 2, "platform.capture": "always", **more}
