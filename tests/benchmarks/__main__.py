@@ -172,6 +172,10 @@ def _overhead_flags(parser: argparse.ArgumentParser) -> None:
     add_count(group, "--steps", 200, "steps to measure")
     add_count(group, "--input-len", 32, "tokens of a prompt")
     add_number(group, "--temperature", 0.6, "of the sampling")
+    group.add_argument(
+        "--filled", action="store_true", default=False,
+        help="prompts are not computed: their pages are filled with bytes, since decoding costs the same",
+    )  # fmt: skip
     add_engine_flags(parser)
 
 
@@ -179,7 +183,7 @@ def _overhead(arguments: argparse.Namespace, merged: Merged) -> Report:
     from tests.benchmarks.overhead import OverheadOptions, measure_overhead
 
     check_temperature(arguments)
-    names = ("running", "steps", "input_len", "temperature")
+    names = ("running", "steps", "input_len", "temperature", "filled")
     return measure_overhead(settings_of(merged), OverheadOptions(**{name: getattr(arguments, name) for name in names}))
 
 

@@ -6,18 +6,21 @@ only the execution is the model's; the rest is what the engine adds to it.
 
 from __future__ import annotations
 
+import contextlib
 import cProfile
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.frontend.assemble import InProcessClient
+from engine.plugin.points import KV_CONNECTOR
 from engine.types.errors import ConfigError
 from engine.types.params import SamplingParams
 from engine_bench.report import Report
 from engine_bench.session import Session, open_session
 from engine_bench.statistics import median, summary
 from engine_bench.workload import Lengths, draw_asks
+from tests.benchmarks import filled
 from tests.benchmarks.timed_executor import TimedExecutor, python_share
 
 if TYPE_CHECKING:
@@ -38,12 +41,14 @@ class OverheadOptions:
     Args:
         input_len: tokens of each prompt.
         temperature: of the sampling.
+        filled: prompts are not computed: their pages hold other bytes, see `tests.benchmarks.filled`.
     """
 
     running: int
     steps: int
     input_len: int
     temperature: float
+    filled: bool = False
 
 
 class _Step(NamedTuple):
@@ -57,7 +62,11 @@ class _Step(NamedTuple):
 
 def measure_overhead(config: EngineConfig, options: OverheadOptions) -> Report:
     """Run it. Raises ConfigError for what does not fit the engine, and the errors of the engine."""
-    with open_session(config) as session:
+    if options.filled:
+        if config.asked("kv_connector") is not None:
+            raise ConfigError("--filled", "a connector is named", f"leave {KV_CONNECTOR.option_flag} out")
+        config = config.model_copy(update={"points": {**config.points, KV_CONNECTOR.name: filled.NAME}})
+    with filled.installed() if options.filled else contextlib.nullcontext(), open_session(config) as session:
         core = _core(session)
         speculation = core.scheduler.drafts.speculation
         tokens_per_step = 1 if speculation is None else 1 + speculation.num_tokens
@@ -69,7 +78,7 @@ def measure_overhead(config: EngineConfig, options: OverheadOptions) -> Report:
         session.check_lengths(Lengths(options.input_len, options.input_len), outputs, "--input-len or --steps")
         executor = TimedExecutor(core.executor)
         core.executor = executor
-        _begin(session, options, lasting, config.seed)
+        began = _begin(session, options, lasting, config.seed)
         steps = [_measured(session, executor) for _ in range(options.steps)]
         executor.profile = cProfile.Profile()
         for _ in range(profiled):
@@ -80,7 +89,7 @@ def measure_overhead(config: EngineConfig, options: OverheadOptions) -> Report:
                 "the KV cache could not hold them all to the end",
                 "raise --kv-cache-memory, or measure fewer --running or --steps",
             )
-        return _report(session, options, steps, python_share(executor.profile))
+        return _report(session, options, began, steps, python_share(executor.profile))
 
 
 def _core(session: Session) -> EngineCore:
@@ -100,19 +109,20 @@ def _check_running(session: Session, running: int) -> None:
         )
 
 
-def _begin(session: Session, options: OverheadOptions, output_len: int, seed: int) -> None:
-    """Queue the requests, and make steps until all of them decode."""
+def _begin(session: Session, options: OverheadOptions, output_len: int, seed: int) -> int:
+    """Queue the requests, and make steps until all of them decode -> how many."""
     lengths = Lengths(options.input_len, options.input_len), Lengths(output_len, output_len)
     for index, ask in enumerate(draw_asks(options.running, *lengths, (0, session.plan.model.vocab_size), seed)):
         params = SamplingParams(temperature=options.temperature, max_tokens=output_len, ignore_eos=True, seed=index)
         session.engine.add_request(str(index), {"prompt_token_ids": ask.prompt}, params)
     scheduler = _core(session).scheduler
-    for _ in range(options.running * (1 + options.input_len)):
-        if len(scheduler.running) == options.running and not scheduler.prefilling:
-            break
+    most, began = options.running * (1 + options.input_len), 0
+    while began < most and (len(scheduler.running) < options.running or scheduler.prefilling):
         session.engine.step()
+        began += 1
     for _ in range(SETTLE_STEPS):
         session.engine.step()
+    return began
 
 
 def _measured(session: Session, executor: TimedExecutor) -> _Step:
@@ -123,7 +133,7 @@ def _measured(session: Session, executor: TimedExecutor) -> _Step:
     return _Step(whole, executor.seconds - inside, cpu, executor.cpu_seconds - cpu_inside)
 
 
-def _report(session: Session, options: OverheadOptions, steps: list[_Step], python: float) -> Report:
+def _report(session: Session, options: OverheadOptions, began: int, steps: list[_Step], python: float) -> Report:
     whole, inside = median([step.whole for step in steps]), median([step.inside for step in steps])
     outside = [step.whole - step.inside for step in steps]
     cpu, cpu_inside = sum(step.cpu for step in steps), sum(step.cpu_inside for step in steps)
@@ -136,6 +146,8 @@ def _report(session: Session, options: OverheadOptions, steps: list[_Step], pyth
             "running": options.running,
             "steps": options.steps,
             "input_len": options.input_len,
+            "filled": options.filled,
+            "steps_to_begin": began,
             **summary("step_ms", [step.whole for step in steps], QUANTILES, 1e3),
             **summary("executor_ms", [step.inside for step in steps], QUANTILES, 1e3),
             **summary("outside_ms", outside, QUANTILES, 1e3),

@@ -90,6 +90,24 @@ def test_overhead(bench):
     assert 0 < figures["outside_share"] < 1 and 0 < figures["executor_python_share"] < 1
 
 
+def test_overhead_of_pages_that_are_filled(bench):
+    """Of each prompt no more than what fills no block is computed."""
+    flags = (
+        "overhead",
+        "tiny",
+        "--running",
+        "3",
+        "--steps",
+        "4",
+        "--input-len",
+        "65",
+        "--max-num-batched-tokens",
+        "32",
+    )
+    steps = {filled: bench(*flags, *filled)[1]["steps_to_begin"] for filled in ((), ("--filled",))}
+    assert steps[()] > 3 * 64 // 32 > steps["--filled",] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",

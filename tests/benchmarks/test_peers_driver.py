@@ -198,6 +198,32 @@ def test_an_environment_is_made_once_and_anew_when_its_steps_change(fake: Fake, 
     assert not mark.exists()
 
 
+def test_an_environment_is_made_anew_when_what_its_level_compiles_with_changes(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is built from source; wheels are the same at every level."""
+    run: list[str] = []
+
+    def only_said(what: str, command: list[str], *rest: object) -> None:
+        run.append(what)
+        if what == "python -m venv":
+            (Path(command[-1]) / "bin").mkdir(parents=True)
+            (Path(command[-1]) / "bin" / "python").touch()
+
+    monkeypatch.setattr("tests.benchmarks.peers.environment._run", only_said)
+    built, wheels = fake("built", steps=(("install", "--no-binary", "x"),)), fake("wheels", steps=(("install", "x"),))
+
+    def made(peer: Peer) -> bool:
+        run.clear()
+        interpreter(peer, tmp_path, 1, "avx2")
+        return bool(run)
+
+    assert made(built) and made(wheels)
+    assert not made(built) and not made(wheels)
+    monkeypatch.setattr("tests.benchmarks.peers.environment.LEVELS", {"avx2": {"CMAKE_ARGS": "-DOTHER"}})
+    assert made(built) and not made(wheels)
+
+
 @pytest.mark.slow
 def test_what_cannot_be_installed_says_why(fake: Fake, tmp_path: Path) -> None:
     missing = fake("missing", steps=(("install", "--no-index", "there-is-no-such-distribution"),))
@@ -237,6 +263,22 @@ def test_a_peer_that_cannot_be_installed_is_no_error_of_the_whole(
     assert "## tiny (0 million parameters)" in text
     assert "\npython -m tests.benchmarks.peers --peer all --model tiny --work W1,W1-int8 --pairs 1 --starts 1\n" in text
     assert str(tmp_path) not in text, "nobody else has this folder"
+
+
+def test_a_peer_that_cannot_be_kept_to_a_level_is_left_out_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
+) -> None:
+    """Before it is installed: vLLM's environment takes gigabytes."""
+    installed = []
+    monkeypatch.setattr("tests.benchmarks.peers.__main__.checkpoint", lambda *args, **kwargs: tiny_checkpoint)
+    monkeypatch.setattr(
+        "tests.benchmarks.peers.__main__.interpreter", lambda peer, *rest: installed.append(peer.name) or PYTHON
+    )
+    assert main(["--peer", "vllm", "--model", "10M", "--level", "avx2", "--cache", str(tmp_path)]) == 0
+    (kept,) = (tmp_path / "results").iterdir()
+    (left,) = Results.load(kept).left_out
+    assert left.what == "vllm, kept to avx2" and "its own compiled kernels" in left.reason
+    assert installed == ["engine"]
 
 
 @pytest.mark.parametrize(
@@ -344,6 +386,13 @@ def test_results_survive_a_file_and_a_later_run_replaces_what_it_measured_again(
     assert "1.50 × vllm" not in text
     assert text.count("| W1 |") >= 2
     assert "2026-11-22" in text
+    for what, changes in {
+        "features: avx512f, not avx2": {"features": ["avx512f"]},
+        "cores: 2, not 4": {"threads": 2},
+    }.items():
+        empty(**changes).save(tmp_path / "later.json")
+        with pytest.raises(SystemExit, match=f"later.json: it was measured with other .*{what}; write a page of each"):
+            main(["--from", *files, "--page", str(target)])
 
 
 class Repeats:

@@ -27,7 +27,10 @@ from tests.gpu.parts import GRACE, PYTEST_GRACE, Budget, Outcome, outlived, run
 from tests.gpu.rows import Ceilings, Row, told
 
 NO_GPU = "no GPU: torch.cuda.is_available() is False, so nothing can be measured here"
-TESTS = ("tests/gpu", "plugins/cuda/tests", "plugins/flashattn/tests", "plugins/flashinfer/tests")
+TESTS = (
+    *("tests/gpu", "plugins/cuda/tests", "plugins/flashattn/tests", "plugins/flashinfer/tests"),
+    *("plugins/deepgemm/tests", "plugins/humming/tests"),
+)
 ALONE = ("plugins/cuda/tests/test_platform_gpu.py", "tests/gpu/test_engine.py")
 """Those that measure the GPU's memory and its time: nothing else uses it meanwhile. First the platform, on which all
 stand."""

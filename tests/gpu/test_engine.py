@@ -158,12 +158,34 @@ def test_captured_steps_with_prompts_give_the_tokens_of_uncaptured_ones(folder: 
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.1])
-@pytest.mark.parametrize("more", [{}, {"platform.dependents": "auto"}, FEW_ROWS], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"platform.dependents": "auto"},
+        FEW_ROWS,
+        pytest.param(
+            {"attention": "flash"},
+            marks=pytest.mark.skipif(importlib.util.find_spec("flash_attn_3") is None, reason="no FlashAttention 3"),
+        ),
+    ],
+    ids=str,
+)
 def test_whole_steps_give_the_tokens_of_others(folder: Path, more: dict[str, Any], penalty: float) -> None:
     """Bit by bit, with two in flight; where rows have penalties beside others, they take turns with steps as before."""
     settings: dict[str, Any] = {"dtype": "bfloat16", "in_flight": 2, "platform.capture": "always", **more}
     without, whole = (
         generate(folder, mixed(penalty=penalty), **settings, **{"platform.capture_whole": each})
+        for each in ("never", "auto")
+    )
+    assert without == whole
+
+
+def test_whole_steps_of_latent_attention() -> None:
+    """Drawn weights: nothing but the two ways is compared."""
+    settings: dict[str, Any] = {"dtype": "bfloat16", "platform.capture": "always", "attention": "mla"}
+    without, whole = (
+        generate(Path("dummy:mla-2.6B,layers=2"), mixed(penalty=1.0), **settings, **{"platform.capture_whole": each})
         for each in ("never", "auto")
     )
     assert without == whole

@@ -28,7 +28,7 @@ from engine_tpu.models import cards
 from engine_tpu.models.decoder import Decoder
 from engine_tpu.platform import TpuPlatform
 from engine_tpu.sampling import Masks
-from engine_tpu.steps import Steps, _jit_draw, sites_of
+from engine_tpu.steps import Steps, jit_draw, sites_of
 from engine_tpu.weights import AXIS, Matrices, Rows, Shards
 
 BFLOAT16 = np.dtype(jax.numpy.bfloat16)
@@ -132,8 +132,8 @@ def steps_of(
 def compiled(steps: Steps, bucket: Bucket, pages: int) -> Told:
     """Compile a bucket's step, over a cache of so many pages."""
     packed = _numbers(steps, (steps.packing(bucket).drawing.stop,))
-    arguments = steps._params, *steps.memory_shapes(pages), packed
-    step = steps._jit_forward(bucket).lower(*arguments).compile()
+    arguments = steps.params, *steps.memory_shapes(pages), packed
+    step = steps.jit_forward(bucket).lower(*arguments).compile()
     memory = step.memory_analysis()
     return Told(
         kept=memory.argument_size_in_bytes,
@@ -143,21 +143,21 @@ def compiled(steps: Steps, bucket: Bucket, pages: int) -> Told:
     )
 
 
-def compiled_draws(steps: Steps, count: int) -> int:
-    """Compile the draw of so many tokens, without masks and with: bytes that it needs while it runs."""
-    vocab = steps._model._model.vocab_size
+def compiled_draws(steps: Steps, count: int, vocab: int) -> int:
+    """Compile the draw of so many of a vocabulary's tokens, without masks and with: bytes that it needs while it
+    runs."""
     logits, words = (
-        jax.ShapeDtypeStruct((count, width), dtype, sharding=steps._whole)
+        jax.ShapeDtypeStruct((count, width), dtype, sharding=steps.whole)
         for width, dtype in ((vocab, np.float32), (-(-vocab // 32), np.uint32))
     )
     _, _, tokens = steps.memory_shapes(2)
     given = logits, tokens, _numbers(steps, (count,)), _numbers(steps, (sum(drawing_sizes(count).values()),))
-    draws = (_jit_draw(steps._whole).lower(*given, masks).compile() for masks in (None, Masks(words, words, logits)))
+    draws = (jit_draw(steps.whole).lower(*given, masks).compile() for masks in (None, Masks(words, words, logits)))
     return max(draw.memory_analysis().temp_size_in_bytes for draw in draws)
 
 
 def _numbers(steps: Steps, shape: tuple[int, ...]) -> Any:
-    return jax.ShapeDtypeStruct(shape, np.int32, sharding=steps._whole)
+    return jax.ShapeDtypeStruct(shape, np.int32, sharding=steps.whole)
 
 
 CASES = (
@@ -184,7 +184,8 @@ def main() -> None:
             flush=True,
         )
         if given.draws:
-            print(f"(the draw of 32 tokens: {compiled_draws(steps, 32) / 1e6:,.0f} MB)", flush=True)
+            draws = compiled_draws(steps, 32, config["vocab_size"])
+            print(f"(the draw of 32 tokens: {draws / 1e6:,.0f} MB)", flush=True)
 
 
 if __name__ == "__main__":

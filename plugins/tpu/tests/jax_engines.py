@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from engine import LLM, SamplingParams
+from engine.types.plan import StepPlan
 from engine_sdk.conformance.model.small import quiet, small_config
 
 VOCAB_SIZE = 99
@@ -90,3 +96,57 @@ def tokens_of(llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
 def worker_of(llm: LLM) -> Any:
     """The worker inside an engine that runs in this process."""
     return llm.llm_engine.client.core.executor._worker  # type: ignore[attr-defined]
+
+
+@dataclass
+class Launched:
+    """What a step's launch took.
+
+    Args:
+        sent: copies to the device. waits: calls that wait for it.
+    """
+
+    plan: StepPlan
+    sent: int = 0
+    waits: int = 0
+
+
+def watched(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
+    """The steps that an engine launches from now on; what is sent but not asked to be is an error."""
+    runner, steps, inside = worker_of(llm)._runner, list[Launched](), list[Launched]()
+    thread = threading.get_ident()
+    send, execute = runner._steps.send, runner.execute
+
+    def sends(*args: Any) -> jax.Array:
+        for one in inside:
+            one.sent += 1
+        found: jax.Array = send(*args)
+        return found
+
+    monkeypatch.setattr(runner._steps, "send", sends)
+
+    def watch(owner: Any, name: str, wrap: Any = lambda function: function) -> None:
+        """Count calls inside of a step's launch, with an array of JAX's: each waits for the device."""
+        plain = getattr(owner, name).fget if wrap is property else getattr(owner, name)
+
+        def seen(array: Any, *args: Any, **kwargs: Any) -> Any:
+            for one in inside:
+                one.waits += isinstance(array, jax.Array) and threading.get_ident() == thread
+            return plain(array, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrap(seen))
+
+    watch(type(jax.numpy.zeros(1)), "block_until_ready")
+    watch(type(jax.numpy.zeros(1)), "_value", property)
+    watch(np, "asarray")
+    watch(np, "array")
+
+    def counted(plan: StepPlan) -> Any:
+        inside.append(Launched(plan))
+        with jax.transfer_guard_host_to_device("disallow"):
+            future = execute(plan)
+        steps.append(inside.pop())
+        return future
+
+    monkeypatch.setattr(runner, "execute", counted)
+    return steps

@@ -21,7 +21,7 @@ from engine_tpu.attention import Blocks, Form, Writes, as_stored, attend, held, 
 from engine_tpu.buckets import Bucket, Packing, fill_tokens
 
 PAGE, WIDTH, HEADS, KV_HEADS, DIM = 4, 12, 4, 2, 8
-PAGES = 64
+PAGES, SLOTS = 64, 4
 
 
 class Case(NamedTuple):
@@ -76,7 +76,7 @@ def case(number: int, decodes: bool, dtype: str = "float64", dim: int = DIM, win
 
 def parts_of(one: Case) -> dict[str, np.ndarray]:
     """The step's numbers, as they travel."""
-    _, views = Packing(one.bucket, 1, PAGE, 4).array()
+    _, views = Packing(one.bucket, 1, PAGE, SLOTS).array()
     fill_tokens(views, one.plan, one.bucket, PAGE)
     return views
 
@@ -97,7 +97,7 @@ def blocks_of(one: Case) -> Blocks:
     """The step's queries."""
     part, rows = parts_of(one), np.arange(6, dtype=np.int32)
     if one.bucket.decodes:
-        return Blocks(rows, rows, np.ones_like(rows), part["position"], rows, 1)
+        return Blocks(rows, rows, (part["slot"] < SLOTS).astype(np.int32), part["position"], rows, 1)
     numbers = (part[f"block_{name}"] for name in ("row", "first", "count", "position"))
     return Blocks(*numbers, part["token_place"], one.bucket.queries)
 
@@ -233,7 +233,7 @@ def test_steps_are_compiled(model: str, devices: int, form: dict[str, Any]) -> N
         cache = pages * steps.page_bytes / devices
         assert told.in_place >= cache and told.besides < cache / 4
         assert told.operations > 0 and told.kept > told.in_place
-    assert compiled_steps.compiled_draws(steps, 8) > 0
+    assert compiled_steps.compiled_draws(steps, 8, few["vocab_size"]) > 0
 
 
 @pytest.mark.parametrize("decodes", [True, False], ids=["decodes", "mixed"])

@@ -13,12 +13,11 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
-import jax
 import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jax_engines import CACHE, VOCAB_SIZE, jax_engine, tokens_of, torch_engine, worker_of
+from jax_engines import CACHE, VOCAB_SIZE, jax_engine, tokens_of, torch_engine, watched, worker_of
 
 from engine import SamplingParams
 from engine.types.errors import CheckpointError, ConfigError, EngineError, InvalidRequestError, KVCacheTooSmallError
@@ -156,48 +155,20 @@ def test_what_a_step_costs_the_host(checkpoints: Any, monkeypatch: pytest.Monkey
     with torch_engine(folder) as llm:
         wanted = tokens_of(llm, prompts, params)
     with jax_engine(folder) as llm:
-        runner = worker_of(llm)._runner
-        sent, steps, waits, inside = [], [], [], []
-        send, execute = runner._steps.send, runner.execute
-        monkeypatch.setattr(runner._steps, "send", lambda array: sent.append(array.shape) or send(array))
-
-        def watch(owner: Any, name: str, wrap: Any = lambda function: function) -> None:
-            """Count calls inside of a step's launch, with an array of JAX's: each waits for the device."""
-            plain = getattr(owner, name).fget if wrap is property else getattr(owner, name)
-
-            def seen(array: Any, *args: Any, **kwargs: Any) -> Any:
-                if inside and isinstance(array, jax.Array):
-                    waits.append(name)
-                return plain(array, *args, **kwargs)
-
-            monkeypatch.setattr(owner, name, wrap(seen))
-
-        watch(type(jax.numpy.zeros(1)), "block_until_ready")
-        watch(type(jax.numpy.zeros(1)), "_value", property)
-        watch(np, "asarray")
-        watch(np, "array")
-
-        def counted(plan: Any) -> Any:
-            before = len(sent), len(waits)
-            inside.append(plan)
-            with jax.transfer_guard_host_to_device("disallow"):
-                future = execute(plan)
-            inside.clear()
-            steps.append((plan.num_rows, len(plan.new_slots), len(sent) - before[0], len(waits) - before[1]))
-            return future
-
-        monkeypatch.setattr(runner, "execute", counted)
+        runner, steps = worker_of(llm)._runner, watched(llm, monkeypatch)
         assert tokens_of(llm, prompts, params) == wanted
         assert tokens_of(llm, prompts, params) == wanted, "from the prefix cache"
         assert runner._steps.compiled.met == 0
-        plain = [step for step in steps if not step[1] and step[0]]
-        assert len(plain) > 10 and all(step[3] == 0 for step in steps)
+        plain = [step for step in steps if not step.plan.new_slots and step.plan.num_rows]
+        assert len(plain) > 10 and not any(step.waits for step in steps)
         long = prompts_of(7, (67,) * 4)
         greedy = [SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)] * len(long)
         assert tokens_of(llm, long, greedy) == tokens_of(llm, long, greedy), "more new pages than travel with a step"
         assert runner._steps.compiled.met == 0
-        masked = [step for step in plain if step[2] != 1]
-        assert all(step[2] == 3 for step in masked) and len(masked) <= 6, "masks of min_tokens, which two copies bring"
+        masked = [step for step in plain if step.sent != 1]
+        assert all(step.sent == 3 for step in masked) and len(masked) <= 6, (
+            "masks of min_tokens, which two copies bring"
+        )
 
 
 @pytest.mark.parametrize(
@@ -349,8 +320,7 @@ def test_refusals(checkpoints: Any) -> None:
         ("fp8 alone", {"kv_cache_dtype": "float16"}, ConfigError),
         ("page 0 is", {"num_kv_pages": 1}, KVCacheTooSmallError),
         ("bfloat16, float32", {"dtype": "float16"}, EngineError),
-        ("file.*computes with torch, the platform with jax", {"kv_connector": "file"}, EngineError),
-        ("host.*computes with torch", {"swap_space": 1 << 20, "preemption_mode": "swap"}, EngineError),
+        ("tcp.*computes with torch, the platform with jax", {"kv_connector": "tcp"}, EngineError),
         ("lora.*computes with torch", {"adapter": "lora"}, EngineError),
         ("brings its own", {"logits_processors": "whisper"}, ConfigError),
         ("worker of its own", {"evictor": "cacheblend"}, ConfigError),
@@ -440,17 +410,20 @@ def test_bad_checkpoints(checkpoints: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_without_torch(checkpoints: Any) -> None:
-    """A plain process that serves with it has no torch imported, nor has a process of a rank."""
+def test_without_torch(checkpoints: Any, tmp_path: Path) -> None:
+    """A plain process that serves with it, with drafter and connectors, has no torch imported, nor has a process of a
+    rank."""
     code = """
 import json, sys
 from engine import LLM, SamplingParams
 def main():
-    folder, cache, settings = json.loads(sys.argv[1])
+    folder, cache, store, settings = json.loads(sys.argv[1])
     options = {"platform": {"device": "cpu", "cache_dir": cache, "tokens": "32", "rows": "4"}}
+    options["kv_connector"] = {"path": store}
+    more = {"drafter": "suffix", "kv_connector": "host,file", "swap_space": 1 << 20}
     for executor in ("inline", "process"):
-        with LLM(folder, platform="tpu", options=options, executor=executor, drafter="suffix", **settings) as llm:
-            out = llm.generate([{"prompt_token_ids": [5, 6]}], SamplingParams(max_tokens=3), use_tqdm=False)
+        with LLM(folder, platform="tpu", options=options, executor=executor, **more, **settings) as llm:
+            out = llm.generate([{"prompt_token_ids": [5, 6] * 12}], SamplingParams(max_tokens=3), use_tqdm=False)
             import psutil
             maps = [m.path for p in psutil.Process().children(recursive=True) for m in p.memory_maps()]
             print(json.dumps([len(out[0].outputs[0].token_ids), "torch" in sys.modules, len(maps),
@@ -460,7 +433,7 @@ if __name__ == "__main__":
 """
     settings_ = {"dtype": "float32", "num_kv_pages": 20, "max_num_seqs": 4, "max_num_batched_tokens": 32}
     folder = checkpoints("LlamaForCausalLM", **MODELS["LlamaForCausalLM"])
-    given = json.dumps([str(folder), CACHE, {**settings_, "max_model_len": 64}])
+    given = json.dumps([str(folder), CACHE, str(tmp_path), {**settings_, "max_model_len": 64}])
     done = subprocess.run([sys.executable, "-c", code, given], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     inline, process = (json.loads(line) for line in done.stdout.splitlines()[-2:])

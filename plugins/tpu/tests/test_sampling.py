@@ -21,7 +21,7 @@ from engine_reference.ops_torch.ops import TorchOpsBody
 from engine_tpu import sampling
 from engine_tpu.buckets import drawing_sizes
 from engine_tpu.sampling import Asked, Masks, SampledRows
-from engine_tpu.steps import _jit_draw
+from engine_tpu.steps import jit_draw
 
 N, V, LENGTH = 6, 83, 40
 OPS = TorchOpsBody(None)  # type: ignore[arg-type]
@@ -145,6 +145,6 @@ def test_the_table_is_written_in_place(count: int) -> None:
     whole = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("tp",)), PartitionSpec())
     numbers = np.zeros(sum(drawing_sizes(count).values()), np.int32)
     following, logits = np.zeros(count, np.int32), np.zeros((count, V), np.float32)
-    compiled = _jit_draw(whole).lower(logits, table, following, numbers, None).compile()
+    compiled = jit_draw(whole).lower(logits, table, following, numbers, None).compile()
     shape = f"s32[{table.shape[0]},{table.shape[1]}]"
     assert not [line for line in compiled.as_text().splitlines() if shape in line and " copy(" in line]

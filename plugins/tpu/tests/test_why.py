@@ -50,8 +50,11 @@ def test_every_point(point: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert not chosen
     else:
         assert chosen >= AT_WORK[point]
-    if point in ("adapter", "communicator", "kv_connector"):
+    if point in ("adapter", "communicator"):
         assert all(COMPUTES in one["reasons"] for one in candidates)
+    if point == "kv_connector":
+        reasons = {one["driver"]: one["reasons"] for one in candidates}
+        assert COMPUTES not in reasons["file"] + reasons["redis"] + reasons["host"] and COMPUTES in reasons["tcp"]
     if point == "drafter":
         verdicts = {one["driver"]: one["verdict"] for one in candidates}
         assert {verdicts["ngram"], verdicts["suffix"]} == {"fits"} and verdicts["eagle"] == "unfit"
@@ -62,12 +65,23 @@ def test_every_point(point: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert [one["reasons"] for one in torch] == [[COMPUTES]]
 
 
+def test_trees_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher would let a drafter pass that reads tokens alone and proposes trees of them."""
+    config = EngineConfig(model="tiny", platform="tpu", drafter="ngram", options={"platform": {"device": "cpu"}})
+    registry = Registry.discover()
+    start = launch(config, registry).start.worker
+    (ngram,) = (one for one in registry.candidates("drafter") if one.name == "ngram")
+    monkeypatch.setattr(registry.card(ngram), "branches", classmethod(lambda cls, options: True))
+    with pytest.raises(ConfigError, match="drafter=ngram.*attention computes chains"):
+        JaxWorker(start, registry).start()
+
+
 def test_a_driver_of_no_framework() -> None:
     """The launcher would let it pass; the worker refuses a driver that it has no place for."""
     config = EngineConfig(model="tiny", platform="tpu", options={"platform": {"device": "cpu"}})
     registry = Registry.discover()
     start = launch(config, registry).start.worker
-    for point in ("adapter", "kv_connector", "logits_processor"):
+    for point in ("adapter", "logits_processor"):
         candidate = registry.candidates(point)[0]
         beside = msgspec.structs.replace(start, choices=(*start.choices, candidate.choice(kind="", options=None)))
         with pytest.raises(ConfigError, match=f"{point}={candidate.name}"):

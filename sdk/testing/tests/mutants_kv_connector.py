@@ -6,18 +6,21 @@ import itertools
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import torch
 from mutant_suites import suites_of
-from plain_connector import Plain
+from plain_connector import Paged, Plain
 from plain_connector_card import (
     ByLayersCard,
     HeavyHalf,
     Moody,
     OneHalf,
+    PagedCard,
+    PagedStoreCard,
     PlainConnector,
     PlainPeerCard,
     PlainStoreCard,
@@ -26,7 +29,7 @@ from plain_connector_card import (
 from plain_connector_scheduler import PlainScheduler
 from plain_peer import Frame, PlainPeer
 from plain_peer_scheduler import PeerNews, PeerScheduler
-from plain_store import ByLayers, PlainStore
+from plain_store import ByLayers, PagedStore, PlainStore
 from plain_store_scheduler import News, PlainStoreScheduler, Travelling
 
 from engine.interfaces.kv_connector import Held, SwapUsage, Transferred
@@ -342,6 +345,32 @@ class LayersOutOfOrder(ByLayers):
         super().before_layer(1 - site)
 
 
+# -- pools of other frameworks -----------------------------------------------------------------------------------------
+class WritesBeforeItReads(Paged):
+    """of a pool that is no tensor: pages are filled before others are read"""
+
+    def begin(self, step_id: int, section: bytes | None) -> None:
+        assert section is not None
+        self._copies = self._decode(section)
+        super().load(step_id)
+        super().begin(step_id, section)
+
+
+class ReadsTooLate(PagedStore):
+    """of a pool that is no tensor: what is saved is read when it is loaded"""
+
+    def keep(self, page: int) -> Any:
+        return lambda: super(ReadsTooLate, self).keep(page)()
+
+
+class WritesFromAThread(PagedStore):
+    """of a pool that is no tensor: a thread of its own fills pages"""
+
+    def write(self, page: int, kept: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(super().write, page, kept).result()
+
+
 # -- from engine to engine -------------------------------------------------------------------------------------------
 class BelievesAnyone(PeerScheduler):
     """pages of another model are taken: the identity that is told is not looked at"""
@@ -464,6 +493,7 @@ PEERS = [BelievesAnyone, HoldsForNobody, ForgetsTheHold, GivesUpForOne]
 PEER_WORKERS = [
     CommitsBeforeTheLoad, StaleFrame, TrustsFrames, ReadsOn, WaitsForEver, WritesOn, OneRanksPages, NeverDone,
 ]  # fmt: skip
+PAGED_STORES = [ReadsTooLate, WritesFromAThread]
 STORES = [OneModel]
 STORE_WORKERS = [StalePage]
 SCHEDULERS = [
@@ -476,7 +506,7 @@ WORKERS = [
 ]  # fmt: skip
 MUTANTS = [
     *SCHEDULERS, *WORKERS, *STORES, *STORE_WORKERS, TellsTheFirstRank, ForgetsTheLease, LayersOutOfOrder,
-    *PEERS, *PEER_WORKERS, OneHalf, HeavyHalf, Moody,
+    WritesBeforeItReads, *PAGED_STORES, *PEERS, *PEER_WORKERS, OneHalf, HeavyHalf, Moody,
 ]  # fmt: skip
 
 
@@ -566,6 +596,18 @@ class TestByLayers(Losing):
     card = ByLayersCard
 
 
+class TestPaged(Losing):
+    """A pool that is no tensor."""
+
+    card = PagedCard
+
+
+class TestPagedStore(Losing):
+    """Loads by themselves, into a pool that is no tensor."""
+
+    card = PagedStoreCard
+
+
 class TestPlainPeer(Between):
     """From engine to engine."""
 
@@ -579,6 +621,8 @@ globals().update(suites_of(FaultyCore, TravellingCard, [TellsTheFirstRank]))
 globals().update(suites_of(FaultyWorker, PlainStoreCard, STORE_WORKERS))
 globals().update(suites_of(FaultyWorker, TravellingCard, [ForgetsTheLease]))
 globals().update(suites_of(FaultyWorker, ByLayersCard, [LayersOutOfOrder]))
+globals().update(suites_of(FaultyWorker, PagedCard, [WritesBeforeItReads]))
+globals().update(suites_of(FaultyWorker, PagedStoreCard, PAGED_STORES))
 globals().update(suites_of(FaultyCore, PlainConnector, SCHEDULERS))
 globals().update(suites_of(FaultyWorker, PlainConnector, WORKERS))
 globals().update(suites_of(Losing, PlainConnector, [OneHalf, HeavyHalf, Moody]))

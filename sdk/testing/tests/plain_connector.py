@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ class Plain(KVConnectorWorker):
         """All that is kept."""
         self._kept.clear()
 
-    def register(self, pool: torch.Tensor) -> None:
+    def register(self, pool: Any) -> None:
         """The pool."""
         self._pool = pool
 
@@ -37,7 +37,15 @@ class Plain(KVConnectorWorker):
         assert section is not None
         copies = self._copies = self._decode(section)
         for page, place in zip(copies.out_page.tolist(), copies.out_place.tolist(), strict=True):
-            self._kept[place] = self._pool[page].clone()
+            self._kept[place] = self.keep(page)
+
+    def keep(self, page: int) -> torch.Tensor:
+        """What a page holds."""
+        return self._pool[page].clone()
+
+    def fill(self, page: int, kept: torch.Tensor) -> None:
+        """One page."""
+        self._pool[page] = kept
 
     def load(self, step_id: int) -> None:
         """Pages in, as far as they are there."""
@@ -45,7 +53,7 @@ class Plain(KVConnectorWorker):
         assert copies is not None
         for page, place in zip(copies.in_page.tolist(), copies.in_place.tolist(), strict=True):
             if place in self._kept:
-                self._pool[page] = self._kept[place]
+                self.fill(page, self._kept[place])
             else:
                 failed.append(page)
         self._failed = np.append(self._failed, np.array(failed, np.int32))
@@ -54,3 +62,15 @@ class Plain(KVConnectorWorker):
         """Those that were not."""
         failed, self._failed = self._failed, NO_PAGES
         return failed.tobytes() or None
+
+
+class Paged(Plain):
+    """The same of a pool that is no tensor."""
+
+    def keep(self, page: int) -> Any:
+        """What a page holds, when it is asked."""
+        return self._pool.read(np.array([page], np.int32))
+
+    def fill(self, page: int, kept: Any) -> None:
+        """One page."""
+        self._pool.write(np.array([page], np.int32), kept())

@@ -51,6 +51,28 @@ class ByLayersCard(PlainStoreCard):
     }
 
 
+class PagedCard(PlainConnector):
+    """Keeps pages of a pool that is no tensor."""
+
+    framework = "jax"
+    requires_minor = 4
+    bodies: ClassVar[Mapping[str, str]] = {
+        "core": "plain_connector_scheduler:PlainScheduler",
+        "worker": "plain_connector:Paged",
+    }
+
+
+class PagedStoreCard(PlainStoreCard):
+    """Keeps blocks of a pool that is no tensor."""
+
+    framework = "jax"
+    requires_minor = 4
+    bodies: ClassVar[Mapping[str, str]] = {
+        "core": "plain_store_scheduler:Travelling",
+        "worker": "plain_store:PagedStore",
+    }
+
+
 class PeerOptions(BaseModel):
     """The engine's name."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+import numpy as np
 import torch
 from plain_store_scheduler import Moves, News
 
@@ -28,7 +29,7 @@ class PlainStore(KVConnectorWorker):
         self.waits: dict[str, int] = {}
         self.told = News(rank=self.rank)
 
-    def register(self, pool: torch.Tensor) -> None:
+    def register(self, pool: Any) -> None:
         """The pool."""
         self.pool = pool
 
@@ -69,9 +70,13 @@ class PlainStore(KVConnectorWorker):
     def fill(self, key: bytes, page: int) -> None:
         """One page."""
         if (self.rank, key) in self.shelf:
-            self.pool[page] = self.shelf[self.rank, key]
+            self.write(page, self.shelf[self.rank, key])
         else:
             self.told.failed.append(page)
+
+    def write(self, page: int, kept: Any) -> None:
+        """What was kept."""
+        self.pool[page] = kept
 
     def news(self) -> bytes | None:
         """What has ended, what has failed."""
@@ -92,3 +97,15 @@ class ByLayers(PlainStore):
                 self.pool[page, self.parts[site]] = self.shelf[self.rank, key][self.parts[site]]
             elif not site:
                 self.told.failed.append(page)
+
+
+class PagedStore(PlainStore):
+    """The same of a pool that is no tensor."""
+
+    def keep(self, page: int) -> Any:
+        """What a page holds, when it is asked."""
+        return self.pool.read(np.array([page], np.int32))
+
+    def write(self, page: int, kept: Any) -> None:
+        """What was kept."""
+        self.pool.write(np.array([page], np.int32), kept())

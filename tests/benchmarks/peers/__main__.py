@@ -132,6 +132,10 @@ def measure(asked: argparse.Namespace) -> Results:
     }
     ours = Engine(OURS, interpreter(OURS, cache, asked.jobs, asked.level))
     for peer in peers:
+        if asked.level and peer.unheld:
+            say(f"{peer.name} cannot be kept to {asked.level}: {peer.unheld}")
+            results.left_out.append(LeftOut(f"{peer.name}, kept to {asked.level}", peer.unheld))
+            continue
         try:
             theirs = Engine(peer, interpreter(peer, cache, asked.jobs, asked.level))
         except InstallError as error:
@@ -163,7 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.sources:
         results = Results.load(asked.sources[0])
         for source in asked.sources[1:]:
-            results.add(Results.load(source))
+            later = Results.load(source)
+            if differs := results.differs(later):
+                raise SystemExit(f"--from {source}: {differs}; write a page of each")
+            results.add(later)
         if asked.json is not None:
             results.save(asked.json)
     else:

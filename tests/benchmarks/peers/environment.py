@@ -44,7 +44,8 @@ def interpreter(peer: Peer, cache: Path, jobs: int, level: str = "") -> Path:
     built = any("--no-binary" in step for step in peer.steps)
     folder = cache / "environments" / (f"{peer.name}-{level}" if built and level else peer.name)
     python, done = folder / "bin" / "python", folder / "installed.json"
-    wanted = {"steps": [list(step) for step in peer.steps], "environment": dict(peer.install_environment)}
+    narrowed = LEVELS[level] if built else {}
+    wanted = {"steps": [list(step) for step in peer.steps], "environment": {**peer.install_environment, **narrowed}}
     if python.exists() and done.exists() and json.loads(done.read_text()) == wanted:
         return python
     shutil.rmtree(folder, ignore_errors=True)
@@ -52,7 +53,7 @@ def interpreter(peer: Peer, cache: Path, jobs: int, level: str = "") -> Path:
     log = cache / "logs" / f"install-{peer.name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {name: text.format(jobs=jobs) for name, text in peer.install_environment.items()}
-    environment |= LEVELS[level] if built else {}
+    environment |= narrowed
     commands = [[sys.executable, "-m", "venv", str(folder)]]
     commands += [[str(python), "-m", "pip", "--disable-pip-version-check", *step] for step in peer.steps]
     with log.open("w") as out:

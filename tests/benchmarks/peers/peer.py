@@ -33,6 +33,7 @@ class Peer:
         environment: variables for the worker; "{compiled}" is a folder for what the engine compiles at run time,
             "{cores}" the cores' range ("0-3"), "{kv_gib}" the cache's size in whole GiB.
         about: how it is used, one sentence for the page.
+        unheld: why it cannot be kept to a level of `LEVELS`; "" where it can.
     """
 
     name: str
@@ -42,3 +43,4 @@ class Peer:
     about: str
     install_environment: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    unheld: str = ""

@@ -106,7 +106,7 @@ class Results(msgspec.Struct, kw_only=True):
         commands: that made it.
         date: of the run, ISO.
         threads: that each engine was given.
-        features: of the processor, those that matter here.
+        features: of the processor, those that matter here; the level's name alone where all were kept to it.
         versions: by engine, by distribution.
     """
 
@@ -129,6 +129,16 @@ class Results(msgspec.Struct, kw_only=True):
     def load(cls, path: Path) -> Results:
         """Read. Raises msgspec.ValidationError, OSError."""
         return msgspec.json.decode(path.read_bytes(), type=cls)
+
+    def differs(self, other: Results) -> str:
+        """Why figures of the two do not stand beside each other; "" where they do."""
+        for what, own, its in (
+            ("processor features", ", ".join(self.features), ", ".join(other.features)),
+            ("cores", str(self.threads), str(other.threads)),
+        ):
+            if own != its:
+                return f"it was measured with other {what}: {its or 'none known'}, not {own or 'none known'}"
+        return ""
 
     def add(self, other: Results) -> None:
         """Take in a later run: what it measured again replaces what stands here."""

@@ -50,7 +50,7 @@ from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
-    from engine.interfaces.attention import AttentionCard, AttentionNeed
+    from engine.interfaces.attention import AttentionNeed
     from engine.interfaces.checkpoint import CheckpointCard
     from engine.interfaces.tokenizer import TokenizerCard
 
@@ -288,7 +288,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         scale_bytes=scales,
         size=parallel.tp,
     ).shared(parallel.cp)
-    layout = _with_page_formats(layout, needs, attention)
+    layout = _with_page_formats(layout, needs, attention, platform)
     layout = layout.marked() if config.kv_canary else layout
     facts = Facts(
         config=config,
@@ -358,15 +358,16 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
 
 
 def _with_page_formats(
-    layout: KVLayout, needs: Sequence[AttentionNeed], attention: Iterable[Selection[AttentionCard]]
+    layout: KVLayout, needs: Sequence[AttentionNeed], attention: Iterable[Selection[Any]], platform: Selection[Any]
 ) -> KVLayout:
     """The layout with the names of what its groups keep in pages. needs: of each site."""
+    own = points.ATTENTION.name in platform.card.own_points
     of_kind = {one.kind: one for one in attention}
     groups = list(layout.groups)
     for at, group in enumerate(groups):
-        if (one := of_kind.get(group.kind)) is not None and group.table is not None:
+        if (one := platform if own else of_kind.get(group.kind)) is not None and group.table is not None:
             unnamed = f"{one.candidate.name}-{one.candidate.version} {one.options or ''}".rstrip()
-            named = one.card.page_format(needs[group.sites[0]]) or unnamed
+            named = one.card.page_format(platform.options if own else needs[group.sites[0]]) or unnamed
             groups[at] = msgspec.structs.replace(group, page_format=named)
     return msgspec.structs.replace(layout, groups=tuple(groups))
 

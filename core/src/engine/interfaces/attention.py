@@ -253,8 +253,8 @@ class AttentionBackend(Protocol):
     def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
         """Prepare one step for one group; once a step. With `out`, an earlier plan, the same buffers are refilled
         without allocation or synchronisation and `out` is returned: it was made for the same R and T and for a step
-        that is captured, so what was launched on it must stay right for longer rows. A body that has
-        `plans_by_launches`, True, refills by launches alone, which can be captured with the step (minor 9)."""
+        that is captured, so what was launched on it must stay right for longer rows. Where a body has
+        `plans_by_launches`, True, a refill for rows of one token is launches alone: it may be captured (minor 9)."""
 
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
         """Store k, v [T, num_kv_heads, head_size] at `slot_mapping`. Padding tokens write to the null page.

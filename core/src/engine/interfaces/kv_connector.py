@@ -17,14 +17,15 @@ A request's way through it:
 Several connectors may be at work, in the user's order: the first that finds something loads it, all are told what was
 computed. Both halves override what they need of the classes below; the other methods do nothing.
 
-Minor version 1 added `watches`, with `filled`, `entered` and `planned`; 2 `moves_marks`; 3 `reused`.
+Minor version 1 added `watches`, with `filled`, `entered` and `planned`; 2 `moves_marks`; 3 `reused`; 4 `PagedPool`,
+which a card without a `framework` takes as well as a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -32,8 +33,6 @@ from engine.plugin import Card
 from engine.types.parallel import Parallel
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.interfaces.context import CoreContext, WorkerContext
     from engine.types.plan import NewBlocks, PageCopies
 
@@ -81,6 +80,8 @@ class KVConnectorCard(Card):
     def mismatches(cls, need: KVConnectorNeed) -> list[str]:
         """The framework's, and where the engine has no use for what the connector does."""
         reasons = super().mismatches(need)
+        if need.framework != KVConnectorNeed.framework and not reasons and (cls.layerwise or cls.requires_minor < 4):
+            reasons.append("the platform's worker keeps no tensor of torch's, and moves whole pages alone (minor 4)")
         if not (cls.stores or need.swap_space):
             reasons.append("it keeps the pages of preempted requests, and there is no swap space (--swap-space)")
         if not (cls.swaps or need.prefix_caching):
@@ -273,6 +274,19 @@ class KVConnectorScheduler:
         """Let go of threads, sockets and files. Idempotent."""
 
 
+@runtime_checkable
+class PagedPool(Protocol):
+    """The pool where the platform's framework is not torch. For the thread of `begin` and `load` alone."""
+
+    page_bytes: int
+
+    def read(self, pages: np.ndarray) -> Callable[[], np.ndarray]:
+        """What pages, int32 [n], hold behind all that is queued: uint8 [n, page_bytes], for any thread that waits."""
+
+    def write(self, pages: np.ndarray, content: np.ndarray) -> None:
+        """Fill them behind all that is queued, with a copy of uint8 [n, page_bytes]."""
+
+
 class KVConnectorWorker:
     """The worker half, one on each rank. Built with a `WorkerContext`, after everything else: `context.start` says how
     pages are cut (`layout`, with the `page_format` of each group), and where this rank stands (`place`).
@@ -283,8 +297,9 @@ class KVConnectorWorker:
 
     def __init__(self, context: WorkerContext) -> None: ...
 
-    def register(self, pool: torch.Tensor) -> None:
-        """The KV pool: uint8 [num_pages, page_bytes], of all KV tables. Called once, before the first step.
+    def register(self, pool: Any) -> None:
+        """The KV pool, of all KV tables: a torch.Tensor, uint8 [num_pages, page_bytes], or a `PagedPool`. Called once,
+        before the first step.
 
         Raises an EngineError where memory of the connector's own cannot be had.
         """

@@ -100,6 +100,12 @@ class PlatformCard(Card):
         where attention is among `own_points`."""
         return block_size
 
+    @classmethod
+    def page_format(cls, options: Any) -> str:
+        """Where attention is among `own_points`: what `AttentionCard.page_format` is elsewhere, and what `worker` does
+        with weights; since minor 6."""
+        return ""
+
 
 STREAM = frozenset({"stream"})
 """What a driver's `captured_by` is where it does not say: its work is launched on the device's stream, all of it."""

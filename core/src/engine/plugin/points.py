@@ -219,7 +219,7 @@ PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
     "PlatformCard",
     "one",
     "the device: memory pools, dtypes, capture and replay, the worker that is started",
-    minor=5,
+    minor=6,
 )
 OPS: Point[OpsCard, OpsNeed] = Point(
     "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=2
@@ -296,7 +296,7 @@ KV_CONNECTOR: Point[KVConnectorCard, KVConnectorNeed] = Point(
     "in_order",
     "takes KV elsewhere and back: stores, other engines, preempted requests (--swap-space); first hit loads, all save",
     majors=(1,),
-    minor=3,
+    minor=4,
 )
 DRAFTER: Point[DrafterCard, DrafterNeed] = Point(
     "drafter",

@@ -106,24 +106,23 @@ class TorchWorker:
 
     def execute(self, plan: StepPlan) -> StepFuture:
         """Launch a step. Raises EngineDeadError before `start` and after `shutdown`."""
-        if self._runner is None:
-            raise EngineDeadError("run a step", "the worker is not started, or shut down", "start an engine anew")
         with self._blame:
-            return self._runner.execute(plan)
+            return self._at_work("run a step").execute(plan)
 
     def sample(self, step_id: int, masks: Masks) -> None:
         """Let the last step draw. Raises EngineDeadError before `start` and after `shutdown`."""
-        if self._runner is None:
-            raise EngineDeadError("sample a step", "the worker is not started, or shut down", "start an engine anew")
         with self._blame:
-            self._runner.sample(step_id, masks)
+            self._at_work("sample a step").sample(step_id, masks)
 
     def drafts(self, step_id: int) -> list[list[int]]:
         """Those of the step that waits for its masks. Raises EngineDeadError before `start` and after `shutdown`."""
-        if self._runner is None:
-            raise EngineDeadError("tell the drafts", "the worker is not started, or shut down", "start an engine anew")
         with self._blame:
-            return self._runner.drafts(step_id)
+            return self._at_work("tell the drafts").drafts(step_id)
+
+    def _at_work(self, asked: str) -> ModelRunner:
+        if self._runner is None:
+            raise EngineDeadError(asked, "the worker is not started, or shut down", "start an engine anew")
+        return self._runner
 
     def adapt(self, what: str, *args: Any) -> Any:
         """See `engine.interfaces.adapter.AdapterWorker.told`. Raises EngineDeadError where there is none at work."""

@@ -2,7 +2,7 @@
 
 A step never waits for the store. Pages to be kept are copied into the buffer when their plan begins, before anything is
 computed; where the buffer is full, they are not kept. Pages to be filled belong to requests that wait until the core
-has heard that they are.
+has heard that they are. No torch, but for a pool in a device's memory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from engine.interfaces.kv_connector import KVConnectorWorker
+from engine.interfaces.kv_connector import KVConnectorWorker, PagedPool
 from engine.process import wire
 from engine.types.errors import KVCacheTooSmallError
 from engine_connectors.pages import Place, Store
+from engine_connectors.pool_access import Access, HostAccess, PageAccess
 from engine_connectors.store_scheduler import Load, Loaded, News, Section
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.interfaces.context import WorkerContext
 
 logger = logging.getLogger(__name__)
@@ -78,29 +80,34 @@ class StoreWorker(KVConnectorWorker):
             threading.Thread(target=self._work, name=f"kv-store-{number}", daemon=True) for number in range(threads)
         ]
         self._section: Section | None = None
-        self._own = threading.local()
         self._closed = False
 
-    def register(self, pool: torch.Tensor) -> None:
+    def register(self, pool: torch.Tensor | PagedPool) -> None:
         """Host memory for the buffer is taken as it is needed."""
-        page_bytes = max(1, pool.shape[1])
-        self._pool = pool
-        self._on_host = pool.device.type == "cpu"
+        page_bytes = max(1, pool.page_bytes if isinstance(pool, PagedPool) else pool.shape[1])
         self._per_batch = max(1, min(_BATCH_PAGES, _BATCH_BYTES // page_bytes))
         slots = max(1, self._buffer_bytes // page_bytes)
         try:
-            self._buffer = torch.empty(slots, pool.shape[1], dtype=torch.uint8, pin_memory=not self._on_host)
-        except RuntimeError as error:
+            self._access = self._access_to(pool)
+            self._buffer = self._access.memory(slots)
+        except (MemoryError, RuntimeError) as error:
             asked = f"allocate {self._buffer_bytes:,} bytes of host memory for pages to be kept"
             raise KVCacheTooSmallError(asked, str(error).partition("\n")[0], "lower --kv-connector.buffer") from error
-        self._buffer_rows = self._buffer.numpy()
         self._free = deque(range(slots))
-        self._pool_rows = pool.numpy() if self._on_host else None
-        self.lend(self._buffer_rows)
-        if self._pool_rows is not None:
-            self.lend(self._pool_rows)
+        self.lend(self._buffer)
         for thread in self._threads:
             thread.start()
+
+    def _access_to(self, pool: torch.Tensor | PagedPool) -> Access:
+        if isinstance(pool, PagedPool):
+            return PageAccess(pool)
+        if pool.device.type == "cpu":
+            rows = pool.numpy()
+            self.lend(rows)
+            return HostAccess(rows)
+        from engine_connectors.device_access import DeviceAccess  # it imports torch, which need not be there
+
+        return DeviceAccess(pool, self._per_batch, self.lend)
 
     def lend(self, memory: np.ndarray) -> None:
         """The store's pages, uint8 [n, page_bytes], will lie in this host memory: for those that have to know."""
@@ -113,6 +120,7 @@ class StoreWorker(KVConnectorWorker):
 
     def load(self, step_id: int) -> None:
         """Let the threads begin with what is to be filled."""
+        self._access.settle()
         if self._section is not None:
             for load in self._section.loads:
                 self._read(load)
@@ -149,28 +157,19 @@ class StoreWorker(KVConnectorWorker):
     def _save(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
         n = min(len(keys), len(self._free))
         slots = [self._free.popleft() for _ in range(n)]
-        copied = None
-        if self._pool_rows is not None:
-            for slot, page in zip(slots, pages, strict=False):
-                self._buffer_rows[slot] = self._pool_rows[page]
-        else:
-            for slot, page in zip(slots, pages, strict=False):
-                self._buffer[slot].copy_(self._pool[page], non_blocking=True)
-            copied = torch.Event(self._pool.device)
-            copied.record()
         for first in range(0, n, self._per_batch):
             some = slice(first, min(n, first + self._per_batch))
+            copied = self._access.take(pages[some], self._buffer, slots[some])
             self._later(_SAVE, partial(self._put, keys[some], slots[some], copied))
         if n < len(keys):
             with self._lock:
                 self._dropped += keys[n:]
 
-    def _put(self, keys: Sequence[bytes], slots: Sequence[int], copied: torch.Event | None) -> None:
+    def _put(self, keys: Sequence[bytes], slots: Sequence[int], copied: Callable[[], None]) -> None:
         kept = [False] * len(keys)
         try:
-            if copied is not None:
-                copied.synchronize()
-            kept = self._store.put(keys, [self._buffer_rows[slot] for slot in slots])
+            copied()
+            kept = self._store.put(keys, [self._buffer[slot] for slot in slots])
         finally:
             self._free.extend(slots)
             with self._lock:
@@ -180,47 +179,29 @@ class StoreWorker(KVConnectorWorker):
     def _read(self, load: Load) -> None:
         pages = load.pages.tolist()
         under_way = _UnderWay(load.number, len(pages))
-        before = None if self._on_host else torch.Event(self._pool.device)
-        if before is not None:
-            before.record()
+        before = self._access.queued()
         for first in range(0, len(pages), self._per_batch):
             some = slice(first, first + self._per_batch)
             self._later(_LOAD, partial(self._get, under_way, load.keys[some], pages[some], before))
 
     def _get(
-        self, under_way: _UnderWay, keys: Sequence[bytes], pages: Sequence[int], before: torch.Event | None
+        self, under_way: _UnderWay, keys: Sequence[bytes], pages: Sequence[int], before: Callable[[], None]
     ) -> None:
         filled = [False] * len(keys)
         try:
-            if before is not None:  # steps, and copies out, that still use these pages on the device
-                before.synchronize()
-            if self._pool_rows is not None:
-                filled = self._store.get(keys, [self._pool_rows[page] for page in pages])
-            else:
-                filled = self._get_to_device(keys, pages)
+            before()  # steps, and copies out, that still use these pages on the device
+            filled = self._access.fill(pages, partial(self._store.get, keys))
         finally:
-            with self._lock:
-                under_way.failed += [page for page, there in zip(pages, filled, strict=True) if not there]
-                self._dropped += [key for key, there in zip(keys, filled, strict=True) if not there]
-                under_way.left -= len(pages)
-                if not under_way.left:
-                    failed = np.array(under_way.failed, np.int32)
-                    self._loaded.append(Loaded(number=under_way.number, failed=failed))
+            self._access.after(partial(self._ended, under_way, keys, pages, filled))
 
-    def _get_to_device(self, keys: Sequence[bytes], pages: Sequence[int]) -> list[bool]:
-        """Through pinned memory and a stream of this thread's own: the pages are nobody else's until they are told."""
-        own = self._own
-        if not hasattr(own, "stream"):
-            own.stream = torch.Stream(self._pool.device)
-            own.rows = torch.empty(self._per_batch, self._pool.shape[1], dtype=torch.uint8, pin_memory=True)
-            self.lend(own.rows.numpy())
-        filled = self._store.get(keys, list(own.rows.numpy()[: len(keys)]))
-        with own.stream:
-            for row, page, there in zip(own.rows, pages, filled, strict=False):
-                if there:
-                    self._pool[page].copy_(row, non_blocking=True)
-        own.stream.synchronize()
-        return filled
+    def _ended(self, under_way: _UnderWay, keys: Sequence[bytes], pages: Sequence[int], filled: list[bool]) -> None:
+        with self._lock:
+            under_way.failed += [page for page, there in zip(pages, filled, strict=True) if not there]
+            self._dropped += [key for key, there in zip(keys, filled, strict=True) if not there]
+            under_way.left -= len(pages)
+            if not under_way.left:
+                failed = np.array(under_way.failed, np.int32)
+                self._loaded.append(Loaded(number=under_way.number, failed=failed))
 
     # -- threads -------------------------------------------------------------------------------------------------------
     def _later(self, kind: int, job: Callable[[], None] | None) -> None:

@@ -36,6 +36,8 @@ class Bound(NamedTuple):
 class FlashAttentionBody:
     """Attention over pages [tokens_per_block, num_kv_heads, head_size] of K, then of V."""
 
+    plans_by_launches = True
+    """What the host works out of rows of one token is the same in all steps of so many."""
     capture_level: CaptureLevel = "uniform"
     """What is launched for rows of equally many queries follows from shapes alone: libraries are told the longest row
     that a block table can hold, and read lengths and tables on the device. Where rows differ, the most queries of one

@@ -76,23 +76,23 @@ def taken_apart(
     """
     found, bias = READERS[form.reader].codes(layer, form, tensors), tensors.get("bias")
     if layer.orders:
-        rows = _rows(layer)
+        rows = rows_of(layer)
         zeros = None if found.zeros is None else found.zeros[rows]
         found = found._replace(codes=found.codes[rows], scales=found.scales[rows], zeros=zeros)
         bias = None if bias is None else bias[rows]
     return found, bias
 
 
-def _rows(layer: LayerShape) -> torch.Tensor:
+def rows_of(layer: LayerShape) -> torch.Tensor:
     """Which of the rows that were stored comes where."""
     found, start = [], 0
-    for name, length in zip(layer.names, _lengths(layer), strict=True):
+    for name, length in zip(layer.names, lengths_of(layer), strict=True):
         found += [start + row for row in layer.orders.get(name, range(length))]
         start += length
     return torch.tensor(found)
 
 
-def _lengths(layer: LayerShape) -> list[int]:
+def lengths_of(layer: LayerShape) -> list[int]:
     """Rows of each name on this rank."""
     rows = [part.length for part in layer.outputs]
     return [sum(rows)] if len(layer.names) == 1 else rows
@@ -143,7 +143,7 @@ def nibbles(packed: torch.Tensor, high_first: bool = False) -> torch.Tensor:
 
 def _scales(layer: LayerShape, form: Form, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """[O, groups] of what stands for tensors, for blocks of outputs, or for outputs."""
-    scales, rows = tensors[form.scale], _lengths(layer)
+    scales, rows = tensors[form.scale], lengths_of(layer)
     if form.block == 0:
         return scales.repeat_interleave(torch.tensor(rows, device=scales.device)).unsqueeze(1)
     if form.block == 1:

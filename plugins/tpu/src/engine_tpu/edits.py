@@ -100,11 +100,15 @@ class Edits:
         for count in sorted(draws):
             logits = jax.device_put(np.zeros((count, self._vocab_size), dtype), self._whole)
             drawing = self._steps.send(np.zeros(sum(drawing_sizes(count).values()), np.int32))
-            tokens, send = self._memory.tokens, self._steps.send
-            self._run("forbid", logits, self._allowed, drawing, send(np.zeros(count, np.int32)))
-            self._run("add", logits, tokens, drawing, send(_padding(count)))
-            nobody = np.full((ENDED, 3 + 2 * _MARK), count, np.int32)
-            self._run("end", logits, tokens, drawing, send(nobody)).block_until_ready()
+            self.run_padding(logits, drawing).block_until_ready()
+
+    def run_padding(self, logits: jax.Array, drawing: jax.Array) -> jax.Array:
+        """Run every edit, of which none changes anything, one after the other."""
+        count, tokens, send = len(logits), self._memory.tokens, self._steps.send
+        logits = self._run("forbid", logits, self._allowed, drawing, send(np.zeros(count, np.int32)))
+        logits = self._run("add", logits, tokens, drawing, send(_padding(count)))
+        nobody = np.full((ENDED, 3 + 2 * _MARK), count, np.int32)
+        return self._run("end", logits, tokens, drawing, send(nobody))
 
     def _run(self, name: str, logits: jax.Array, *arguments: jax.Array) -> jax.Array:
         make = partial(jax.jit, _FUNCTIONS[name], out_shardings=self._whole)

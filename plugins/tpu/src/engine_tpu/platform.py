@@ -76,7 +76,7 @@ class TpuPlatform(PlatformCard):
     worker = "engine_tpu.worker:JaxWorker"
     body = worker
     own_points = OWN_POINTS
-    requires_minor = 4
+    requires_minor = 6
     Options = TpuOptions
 
     @classmethod
@@ -111,3 +111,8 @@ class TpuPlatform(PlatformCard):
     def tokens_per_page(cls, kind: str, block_size: int) -> int:
         """Whole tiles: a TPU's are 16 tokens of bfloat16."""
         return lcm(16, block_size)
+
+    @classmethod
+    def page_format(cls, options: TpuOptions) -> str:
+        """See `engine_tpu.pages`: the same on any mesh, and for any attention."""
+        return f"jax-heads weights={options.weights}"

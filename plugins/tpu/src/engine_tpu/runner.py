@@ -26,6 +26,7 @@ from engine.types.plan import (
     StepResult,
 )
 from engine.types.start import WorkerStart
+from engine_kit.transfers import Transfers
 from engine_tpu.buckets import SAMPLED, Bucket, Buckets, fill_tokens
 from engine_tpu.drafting import Drafting
 from engine_tpu.edits import Edits
@@ -77,12 +78,20 @@ class Runner:
         memory: what they keep.
         buckets: which are compiled.
         drafting: proposes drafts; None where there is no drafter.
+        transfers: moves pages; None where no connector is at work.
     """
 
     def __init__(
-        self, start: WorkerStart, steps: Steps, memory: Memory, buckets: Buckets, drafting: Drafting | None = None
+        self,
+        start: WorkerStart,
+        steps: Steps,
+        memory: Memory,
+        buckets: Buckets,
+        drafting: Drafting | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self._drafting = drafting
+        self._transfers = transfers
         self._steps = steps
         self._memory = memory
         self._buckets = buckets
@@ -144,12 +153,15 @@ class Runner:
         entries = _entries(plan.new_blocks)
         if plan.given_drafts is not None:
             self._put_drafts(plan)
+        if self._transfers is not None:
+            plan = self._transfers.begin(plan)
         if plan.copies is not None:
             steps.copy(memory, plan.copies.source, plan.copies.destination)
         if not plan.num_rows:
             if entries.shape[1]:
                 steps.place(memory, entries)
-            return RunningStep(plan.step_id, (), lambda arrays: _result(plan))
+            told = self._ended(plan)
+            return RunningStep(plan.step_id, (), lambda arrays: told(_result(plan)))
         drawing = Drawing.of(plan)
         decodes = plan.num_decodes == plan.num_rows
         bucket = self._buckets.of(plan.num_rows, plan.total_tokens, len(drawing.row), decodes)
@@ -189,12 +201,13 @@ class Runner:
         """What comes behind the model: tokens are drawn, and the copy to the host begins."""
         arrays = []
         if len(drawing.row):
-            told, found = self._steps.draw(self._memory, given, self._masks(drawing, given, masks))
-            arrays = [told, *(found if len(asked) else ())]
+            drawn, found = self._steps.draw(self._memory, given, self._masks(drawing, given, masks))
+            arrays = [drawn, *(found if len(asked) else ())]
         scored = self._score(plan, given)
         arrays += [array for piece in scored[2] for array in piece] if scored else []
         most = int(self._parameters.logprobs[drawing.slot[asked]].max()) if len(asked) else 0
         errors = {} if self._drafting is None else self._drafting.faults_of(plan)
+        told = self._ended(plan)
 
         def take(host: list[np.ndarray]) -> StepResult:
             result = _result(plan)
@@ -205,7 +218,7 @@ class Runner:
                     result.logprobs = _logprobs(result, drawing, asked, Logprobs(*host[1:5]), most)
             if scored:
                 _put_scores(result, scored, host[-4 * len(scored[2]) :])
-            return result
+            return told(result)
 
         step = RunningStep(plan.step_id, arrays, take)
         if self._drafting is not None:
@@ -213,14 +226,27 @@ class Runner:
             self._drafting.drawn(step, drawing.slot[first], drawing.place[first], drawing.row[first])
         return step
 
+    def _ended(self, plan: StepPlan) -> Callable[[StepResult], StepResult]:
+        """All of the step is queued: what puts into its result what connectors have to tell."""
+        put = None if self._transfers is None else self._transfers.ended(plan)
+
+        def told(result: StepResult) -> StepResult:
+            if put is not None:
+                put(result, [])
+            return result
+
+        return told
+
     def _masks(self, drawing: Drawing, given: Forwarded, masks: Masks | None) -> DeviceMasks | None:
         """Those of a step on the device, with the edited logits; None where no row has any, and none is edited."""
-        ends = np.zeros((len(given.logits), self._words), np.uint32)
-        early = self._parameters.ends_too_early(drawing.slot, drawing.place, ends)
+        count = len(given.logits)
+        ends = self._parameters.ends_too_early(drawing.slot, drawing.place, count)
         position = drawing.place - self._parameters.num_prompt[drawing.slot]
         edited = self._edits(given.logits, given.drawing, drawing.slot, position)
-        if not early and edited is given.logits and (masks is None or not len(masks.row)):
+        if ends is None and edited is given.logits and (masks is None or not len(masks.row)):
             return None
+        if ends is None:
+            ends = np.zeros((count, self._words), np.uint32)
         allowed = np.full_like(ends, 0xFFFFFFFF)
         if masks is not None:
             nth = np.arange(len(masks.row)) - np.searchsorted(masks.row, masks.row)  # mask of its row

@@ -65,13 +65,16 @@ class SlotParameters:
             ids = np.unique(np.asarray(new.stop_token_ids, np.int64))
             self._ends[slot] = ids[ids < self._vocab_size]
 
-    def ends_too_early(self, slot: np.ndarray, place: np.ndarray, words: np.ndarray) -> bool:
-        """Set the bits of tokens that must not be drawn yet in words, uint32 [n, W], of draws at these places of slots;
-        whether there are any."""
+    def ends_too_early(self, slot: np.ndarray, place: np.ndarray, count: int) -> np.ndarray | None:
+        """The bits of tokens that must not be drawn yet, uint32 [count, W], of draws at these places of slots; None
+        where there are no such tokens."""
         if not self._ends:
-            return False
+            return None
         early = np.flatnonzero(place - self.num_prompt[slot] < self._min_tokens[slot])
+        if not len(early):
+            return None
+        words = np.zeros((count, -(-self._vocab_size // 32)), np.uint32)
         for row in early.tolist():
             ids = self._ends[int(slot[row])]
             np.bitwise_or.at(words[row], ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
-        return bool(len(early))
+        return words

@@ -43,6 +43,9 @@ SCORED = 128
 """Prompt tokens whose logits are in memory at once."""
 _HEADER = 4
 
+Edit = Callable[[jax.Array, jax.Array], jax.Array]
+"""Edited logits, of the logits of a step's draws and of the numbers that these read."""
+
 
 class Site(NamedTuple):
     """Where a layer's keys and values lie, and how it attends: its pool, its block table, its form."""
@@ -134,6 +137,12 @@ class Steps:
         slots, max_model_len: how many requests run at once, and how long they are.
         cache_dtype: of keys and values.
         attend: attention over the cache: `engine_tpu.attention.attend`, or another that computes the same.
+
+    Attributes:
+        whole: of arrays that every device has.
+        page_size: tokens of a page.
+        kv_heads: of keys, all devices'; each counts once, however many devices have it.
+        compiled: the functions.
     """
 
     def __init__(
@@ -149,19 +158,20 @@ class Steps:
         attend: Callable[..., jax.Array],
     ) -> None:
         self._model = model
-        self._params = params
+        self.params = params
         self._shards = shards
         self._sites = tuple(sites)
         self._slots = slots
         self._length = max_model_len
         self._cache_dtype = cache_dtype
         self._attend = attend
-        self._whole = NamedSharding(shards.mesh, PartitionSpec())
-        self._divided = NamedSharding(shards.mesh, self._pool_spec)
+        self.whole = NamedSharding(shards.mesh, PartitionSpec())
+        self._divided = NamedSharding(shards.mesh, self.by_head(1))
         by_xla = attend is attention.attend
         self._held = held(cache_dtype, self.devices[0].platform) if by_xla else cache_dtype
         self._num_tables = len(layout.tables)
         self.page_size = layout.tables[0].tokens_per_block
+        self.kv_heads = layout.groups[0].num_kv_heads
         self._head_size = layout.groups[0].head_size
         self._packings: dict[Bucket, Packing] = {}
         self.compiled = Compiled()
@@ -195,15 +205,24 @@ class Steps:
         pools = (pool,) * (1 + max(site.pool for site in self._sites))
         width = -(-self._length // self.page_size)
         tables = (self._num_tables, self._slots + 1, width), (self._slots + 1, self._length + 1)
-        return pools, *(jax.ShapeDtypeStruct(one, jnp.int32, sharding=self._whole) for one in tables)
+        return pools, *(jax.ShapeDtypeStruct(one, jnp.int32, sharding=self.whole) for one in tables)
 
-    @property
-    def _pool_spec(self) -> PartitionSpec:
-        return PartitionSpec(None, AXIS) if self._shards.size > 1 else PartitionSpec()
+    def by_head(self, dim: int | None) -> PartitionSpec:
+        """That of an array whose dimension `dim` are heads; None: of one that every device has whole."""
+        return PartitionSpec(*(None,) * dim, AXIS) if dim is not None and self._shards.size > 1 else PartitionSpec()
 
-    def send(self, array: np.ndarray) -> jax.Array:
-        """Start a copy to every device. The array is JAX's from then on: nobody may change it."""
-        return jax.device_put(array, self._whole)
+    def send(self, array: np.ndarray, spec: PartitionSpec | None = None) -> jax.Array:
+        """Start a copy to every device, or to each of its part. The array is JAX's from then on: nobody may change
+        it."""
+        return jax.device_put(array, self.whole if spec is None else NamedSharding(self._shards.mesh, spec))
+
+    def jit(self, function: Callable[..., Any], in_specs: Any, out_specs: Any, donate_argnums: Any = ()) -> Any:
+        """What each device computes of its parts, as `jax.jit` answers."""
+        if self._shards.size > 1:
+            function = jax.shard_map(
+                function, mesh=self._shards.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            )
+        return jax.jit(function, donate_argnums=donate_argnums)
 
     # -- the step ----------------------------------------------------------------------------------------------------
     def packing(self, bucket: Bucket) -> Packing:
@@ -214,23 +233,15 @@ class Steps:
 
     def forward(self, memory: Memory, bucket: Bucket, packed: jax.Array) -> Forwarded:
         """Compute the tokens of a step."""
-        arguments = self._params, memory.pools, memory.blocks, memory.tokens, packed
-        make = partial(self._jit_forward, bucket)
+        arguments = self.params, memory.pools, memory.blocks, memory.tokens, packed
+        make = partial(self.jit_forward, bucket)
         memory.pools, memory.blocks, *found = self.compiled(bucket, make, *arguments)
         return Forwarded(*found)
 
-    def _jit_forward(self, bucket: Bucket) -> Any:
-        function = partial(self._forward, bucket)
-        if self._shards.size > 1:
-            whole, pools = PartitionSpec(), (self._pool_spec,) * (1 + max(site.pool for site in self._sites))
-            function = jax.shard_map(
-                function,
-                mesh=self._shards.mesh,
-                in_specs=(specs(self._params), pools, whole, whole, whole),
-                out_specs=(pools, *(whole,) * 5),
-                check_vma=False,
-            )
-        return jax.jit(function, donate_argnums=(1, 2))
+    def jit_forward(self, bucket: Bucket) -> Any:
+        whole, pools = PartitionSpec(), (self.by_head(1),) * (1 + max(site.pool for site in self._sites))
+        in_specs = specs(self.params), pools, whole, whole, whole
+        return self.jit(partial(self._forward, bucket), in_specs, (pools, *(whole,) * 5), donate_argnums=(1, 2))
 
     def _forward(
         self,
@@ -278,21 +289,21 @@ class Steps:
         """Draw the tokens of a step; see `engine_tpu.sampling.draw`."""
         key = f"the draw of {len(given.logits)} tokens" + ("" if masks is None else ", masked")
         arguments = given.logits, memory.tokens, given.following, given.drawing, masks
-        memory.tokens, told, found = self.compiled(key, partial(_jit_draw, self._whole), *arguments)
+        memory.tokens, told, found = self.compiled(key, partial(jit_draw, self.whole), *arguments)
         return told, found
 
     def masks(self, ends: np.ndarray, allowed: np.ndarray, edited: jax.Array) -> Masks:
         """Send masks, uint32 [N, ceil(V / 32)]. edited: see `Masks`."""
         return Masks(self.send(ends), self.send(allowed), edited)
 
-    def run_padding(self, memory: Memory, bucket: Bucket) -> None:
+    def run_padding(self, memory: Memory, bucket: Bucket, edit: Edit = lambda logits, drawing: logits) -> None:
         """Compile a bucket's step and draws and run them on padding, with all that rows may ask of the drawing."""
         packed, views = self.packing(bucket).array()
         views["flags"][:] = 1
         views["repetition"][:] = np.ones(1, np.float32).view(np.int32)
         given = self.forward(memory, bucket, self.send(packed))
         words = np.zeros((bucket.draws, -(-given.logits.shape[1] // 32)), np.uint32)
-        for masks in (None, self.masks(words, ~words, given.logits)):
+        for masks in (None, self.masks(words, ~words, edit(given.logits, given.drawing))):
             told, _ = self.draw(memory, given, masks)
         told.block_until_ready()
 
@@ -306,7 +317,7 @@ class Steps:
             packed[:_HEADER] = slot, first, len(piece), first == 0
             packed[_HEADER : _HEADER + len(piece)] = piece
             arguments = memory.tokens, memory.blocks, self.send(packed)
-            memory.tokens, memory.blocks = self.compiled("enter", partial(_jit_enter, self._whole), *arguments)
+            memory.tokens, memory.blocks = self.compiled("enter", partial(_jit_enter, self.whole), *arguments)
 
     def put(self, memory: Memory, entries: np.ndarray) -> None:
         """Write tokens: int32 [3, n], slots, places and ids. None: padding."""
@@ -315,7 +326,7 @@ class Steps:
             packed[0] = self._slots
             piece = entries[:, first : first + PUT]
             packed[:, : piece.shape[1]] = piece
-            memory.tokens = self.compiled("put", partial(_jit_put, self._whole), memory.tokens, self.send(packed))
+            memory.tokens = self.compiled("put", partial(_jit_put, self.whole), memory.tokens, self.send(packed))
 
     def place(self, memory: Memory, entries: np.ndarray) -> None:
         """Write new pages into the block tables: int32 [4, n], tables, slots, indices and pages. None: padding."""
@@ -324,7 +335,7 @@ class Steps:
             packed[1] = self._slots
             piece = entries[:, first : first + PLACED]
             packed[:, : piece.shape[1]] = piece
-            memory.blocks = self.compiled("place", partial(_jit_place, self._whole), memory.blocks, self.send(packed))
+            memory.blocks = self.compiled("place", partial(_jit_place, self.whole), memory.blocks, self.send(packed))
 
     def copy(self, memory: Memory, source: np.ndarray, destination: np.ndarray) -> None:
         """Copy whole pages, int32 [n] each; none is on both sides. None: a page of padding."""
@@ -343,7 +354,7 @@ class Steps:
     def score(self, memory: Memory, hidden: jax.Array, packed: np.ndarray) -> Logprobs:
         """Log probabilities of the tokens at int32 [SCORED] slots and places, packed[1:], given the hidden states of
         the step's tokens packed[0]."""
-        arguments = self._params, hidden, memory.tokens, self.send(packed)
+        arguments = self.params, hidden, memory.tokens, self.send(packed)
         found: Logprobs = self.compiled(f"prompt logprobs of {len(hidden)} tokens", self._jit_score, *arguments)
         return found
 
@@ -352,16 +363,8 @@ class Steps:
             logits = self._model.logits(params, hidden[packed[0]])
             return logprobs(logits, tokens[packed[1], packed[2]], min(MAX_LOGPROBS, logits.shape[1]))
 
-        if self._shards.size > 1:
-            whole = PartitionSpec()
-            function = jax.shard_map(
-                function,
-                mesh=self._shards.mesh,
-                in_specs=(specs(self._params), whole, whole, whole),
-                out_specs=Logprobs(*(whole,) * 4),
-                check_vma=False,
-            )
-        return jax.jit(function)
+        whole = PartitionSpec()
+        return self.jit(function, (specs(self.params), whole, whole, whole), Logprobs(*(whole,) * 4))
 
 
 def sites_of(layout: KVLayout, num_layers: int, form: Callable[[int], Form]) -> list[Site]:
@@ -381,7 +384,7 @@ def _as(bits: jax.Array, dtype: Any) -> jax.Array:
     return bits if dtype == jnp.int32 else lax.bitcast_convert_type(bits, dtype)
 
 
-def _jit_draw(whole: NamedSharding) -> Any:
+def jit_draw(whole: NamedSharding) -> Any:
     def function(
         logits: jax.Array, tokens: jax.Array, following: jax.Array, packed: jax.Array, masks: Masks | None
     ) -> tuple[jax.Array, jax.Array, Logprobs]:

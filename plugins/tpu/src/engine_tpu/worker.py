@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import DrafterCard, DrafterOptions
 from engine.interfaces.executor import StepFuture
+from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.plugin import HookRelay, PluginList, Registry, Selection
 from engine.plugin.manifest import Blame, check_choices, check_hooks, restore
 from engine.types.errors import (
@@ -33,13 +34,16 @@ from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
 from engine_kit.host_memory import cache_memory
 from engine_kit.model_config import unsupported_ranks
+from engine_kit.transfers import Transfers
 from engine_tpu import attention, attention_pallas
 from engine_tpu.attention import Form
 from engine_tpu.buckets import Bucket, Buckets
 from engine_tpu.device import open_mesh
 from engine_tpu.drafting import Drafting
+from engine_tpu.edits import Edits
 from engine_tpu.models.decoder import Decoder
 from engine_tpu.models.forms import form_of
+from engine_tpu.pages import STAGED, DevicePages
 from engine_tpu.platform import TpuOptions, sizes_of
 from engine_tpu.runner import Runner
 from engine_tpu.steps import Steps, sites_of
@@ -55,8 +59,10 @@ _DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
 }
-_BESIDE = frozenset({"adapter", "communicator", "experts", "kv_connector", "logits_processor", "ops", "quantization"})
+_BESIDE = frozenset({"adapter", "communicator", "experts", "logits_processor", "ops", "quantization"})
 """Points whose drivers would work in the worker, and do not here."""
+_BUILT = ("platform", "model", "drafter", "kv_connector")
+"""Points whose drivers work here."""
 _UTILIZATION = 0.9
 """Of a TPU's memory that the engine takes, where nobody says."""
 _KEPT_BITS = 5
@@ -75,6 +81,7 @@ class JaxWorker:
         self._start = message
         self._registry = registry
         self._runner: Runner | None = None
+        self._connectors: dict[str, KVConnectorWorker] = {}
         self._stopping: Callable[[], None] | None = None
         self._profile: str | None = None
         self._blame = Blame(message.choices)
@@ -98,9 +105,11 @@ class JaxWorker:
         began, start = time.monotonic(), self._start
         registry = (self._registry or Registry.discover()).following(PluginList(start.plugins, "by the launcher"))
         check_hooks(registry, "worker", start.hook_plugins)
-        mine = tuple(choice for choice in start.choices if choice.point in ("platform", "model", "drafter"))
+        mine = tuple(choice for choice in start.choices if choice.point in _BUILT)
         check_choices(registry, mine)
-        chosen = {one.point: one for one in restore(registry, mine)}
+        built = restore(registry, mine)
+        connectors = [one for one in built if one.point == "kv_connector"]
+        chosen = {one.point: one for one in built}
         options = cast("TpuOptions", chosen["platform"].options)
         _refuse(start)
         drafting, most_drafts = _drafting(start, chosen.get("drafter"))
@@ -131,12 +140,15 @@ class JaxWorker:
             cache_dtype,
             _attention(start, options, mesh, cache_dtype, max(size.rows for size in buckets)),
         )
-        num_pages, step_bytes = self._num_pages(steps, buckets)
+        num_pages, step_bytes = self._num_pages(steps, buckets, STAGED if connectors else 0)
         memory = steps.memory(num_pages)
-        runner = Runner(start, steps, memory, buckets, drafting)
+        pages = DevicePages(steps, memory)
+        runner = Runner(start, steps, memory, buckets, drafting, self._connected(connectors, pages))
         if options.warm_up:
             warming = time.monotonic()
             runner.warm_up(_tell)
+            if connectors:
+                pages.warm_up()
             logger.info("compiled %d buckets in %.1f s", len(list(buckets)), time.monotonic() - warming)
         steps.compiled.serve()
         self._runner = runner
@@ -155,6 +167,15 @@ class JaxWorker:
         if stopping := relay.worker_stopping:
             self._stopping = partial(stopping, info=ready)
         return ready
+
+    def _connected(self, chosen: Sequence[Selection[Any]], pages: DevicePages) -> Transfers | None:
+        """Who moves pages, with the connectors at work; None where there are none."""
+        for one in chosen:
+            context = WorkerContext(start=self._start, options=one.options)
+            self._connectors[one.candidate.name] = one.build(context, "worker")
+        for connector in self._connectors.values():
+            connector.register(pages)
+        return Transfers(self._start, self._connectors) if chosen else None
 
     def execute(self, plan: StepPlan) -> StepFuture:
         """Launch a step. Raises EngineDeadError before `start` and after `shutdown`."""
@@ -227,10 +248,16 @@ class JaxWorker:
             except EngineError as error:
                 logger.warning("%s", error)
         self._runner = None
+        for connector in self._connectors.values():
+            connector.close()
+        self._connectors = {}
 
     # -- memory ------------------------------------------------------------------------------------------------------
-    def _num_pages(self, steps: Steps, buckets: Buckets) -> tuple[int, int | None]:
-        """The pages of the pool, and the bytes of a largest step where it was measured. Raises KVCacheTooSmallError."""
+    def _num_pages(self, steps: Steps, buckets: Buckets, staged: int) -> tuple[int, int | None]:
+        """The pages of the pool, and the bytes of a largest step where it was measured. Raises KVCacheTooSmallError.
+
+        staged: bytes for pages on their way, where that was measured.
+        """
         start, page_bytes = self._start, steps.page_bytes
         if start.num_kv_pages is not None:
             num_pages, step_bytes, asked = start.num_kv_pages, None, f"--num-kv-pages {start.num_kv_pages}"
@@ -239,6 +266,7 @@ class JaxWorker:
             asked = f"--kv-cache-memory {start.kv_cache_memory}"
         else:
             pool, step_bytes = _profiled(start, steps, buckets)
+            pool -= staged
             num_pages = max(0, pool) // page_bytes
             spare = max(0, num_pages.bit_length() - _KEPT_BITS)
             num_pages = num_pages >> spare << spare
@@ -255,13 +283,14 @@ class JaxWorker:
 def _profiled(start: WorkerStart, steps: Steps, buckets: Buckets) -> tuple[int, int]:
     """(bytes for the pool, bytes of a largest step): what weights and the largest bucket leave of all memory.
 
-    The largest has the most draws, too.
+    The largest has the most draws, too, and rows may edit all their logits.
     """
     memory = steps.memory(MIN_PAGES)
+    edits = Edits(steps, memory, start.max_num_seqs + 1, start.model.vocab_size)
     largest = next(iter(buckets))
 
     def step() -> None:
-        steps.run_padding(memory, largest)
+        steps.run_padding(memory, largest, edits.run_padding)
 
     stats = [device.memory_stats() for device in steps.devices]
     if not all(stats):  # the processor's

@@ -74,3 +74,46 @@ def by_expert(
     """
     rows = Rows.of(x, ids, num_experts)
     return rows.summed(rows.each(rows.x, compute), weights).to(x.dtype)
+
+
+class Spread(NamedTuple):
+    """As `Rows`, without waiting for the device: shapes turn on no id, so that captured steps may have it. Rows of one
+    expert follow one another, from a multiple of `aligned` on; what fills up is nobody's.
+
+    Args:
+        token: int64 [M]; the token whose row it is; 0 of nobody's.
+        expert: int32 [M]; -1 of nobody's.
+        starts: int64 [E + 1]; where the rows of each expert begin, and where those of the last one end.
+        place: int64 [T, k]; the row of each choice, M where no expert here was chosen.
+    """
+
+    token: torch.Tensor
+    expert: torch.Tensor
+    starts: torch.Tensor
+    place: torch.Tensor
+
+    @classmethod
+    def of(cls, ids: torch.Tensor, num_experts: int, aligned: int = 1) -> Spread:
+        """ids int [T, k] of different experts for each token, `num_experts` for nobody."""
+        flat = ids.flatten().long()
+        pairs = len(flat)
+        most = (pairs + min(num_experts, pairs) * (aligned - 1)) // aligned * aligned
+        counts = flat.new_zeros(num_experts + 1).scatter_add_(0, flat, torch.ones_like(flat))
+        order = flat.argsort(stable=True)
+        sorted_ids = flat[order]
+        padded = (counts[:-1] + aligned - 1) // aligned * aligned
+        starts = F.pad(padded.cumsum(0), (1, 0))
+        within = torch.arange(pairs, device=flat.device) - (counts.cumsum(0) - counts)[sorted_ids]
+        at = torch.where(sorted_ids < num_experts, starts[sorted_ids] + within, most)
+        token = flat.new_zeros(most + 1).scatter_(0, at, order // ids.shape[1])[:most]
+        expert = flat.new_full((most + 1,), -1).scatter_(0, at, sorted_ids)[:most].int()
+        place = torch.empty_like(flat).scatter_(0, order, at)
+        return cls(token, expert, starts, place.view(ids.shape))
+
+    def summed(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """As `Rows.summed`: y [M, H'], weights [T, k] -> [T, H'] in y's dtype. Nobody's rows of y are not read."""
+        there = (self.place < len(y)).unsqueeze(-1)
+        each = y.index_select(0, self.place.flatten().clamp(max=len(y) - 1)).view(*weights.shape, -1)
+        # Not multiplied by 0: what nobody wrote may be no number.
+        out: torch.Tensor = (each.masked_fill(~there, 0) * weights.unsqueeze(-1)).sum(1).to(y.dtype)
+        return out

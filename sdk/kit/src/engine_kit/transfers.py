@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -73,7 +73,12 @@ class Transfers(StepPart, LayerListener):
 
     def launched(self, step: TargetStep) -> StepOutput | None:
         """The news are taken when the result is."""
-        connectors, plan = self._of_step, step.plan
+        put = self.ended(step.plan)
+        return None if put is None else StepOutput((), put)
+
+    def ended(self, plan: StepPlan) -> Callable[[StepResult, list[np.ndarray]], None] | None:
+        """All that the step computes is queued: what puts the news into its result, given no arrays."""
+        connectors = self._of_step
         if self._by_layer and not self.hears(plan):
             for layer in self._sites:
                 self.after(layer)
@@ -85,7 +90,7 @@ class Transfers(StepPart, LayerListener):
             result.news = news or None
 
         self._of_step = {}
-        return StepOutput((), put) if connectors else None
+        return put if connectors else None
 
     def steady(self) -> bool:
         """Nothing is transferred."""

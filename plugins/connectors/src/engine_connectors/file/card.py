@@ -37,7 +37,7 @@ class FileConnector(KVConnectorCard):
     """Keeps the pages of computed blocks in a folder, and brings them back into any engine of the same identity."""
 
     priority = -10  # by name: it needs a folder
-    framework = "torch"
+    requires_minor = 4
     Options = FileOptions
     bodies: ClassVar[Mapping[str, str]] = {
         "core": "engine_connectors.file.scheduler_half:FileScheduler",

@@ -50,7 +50,7 @@ class RedisConnector(KVConnectorCard):
     """Keeps the pages of computed blocks in a Redis server, and brings them back into engines of the same identity."""
 
     priority = -10  # by name: it needs a server
-    framework = "torch"
+    requires_minor = 4
     Options = RedisOptions
     bodies: ClassVar[Mapping[str, str]] = {
         "core": "engine_connectors.redis.scheduler_half:RedisScheduler",

@@ -36,6 +36,8 @@ class TritonLatentAttentionBody:
     """
 
     capture_level: CaptureLevel = "uniform"
+    plans_by_launches = True
+    """A refill for rows of one token each changes nothing: lengths and tables are read on the device."""
 
     def __init__(self, context: WorkerContext) -> None:
         device, dtype = context.device, context.dtype

@@ -11,7 +11,7 @@ from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed
 class HostConnector(KVConnectorCard):
     """Keeps the pages of preempted requests, and of computed blocks, in host memory taken at start (`--swap-space`)."""
 
-    framework = "torch"
+    requires_minor = 4
     swaps = True
     bodies: ClassVar[Mapping[str, str]] = {
         "core": "engine_reference.connector_host.cached_blocks:CachingHostScheduler",

@@ -1,20 +1,36 @@
-"""Host memory as large as `swap_space` allows, and the copies between it and the pool."""
+"""Host memory as large as `swap_space` allows, and the copies between it and the pool. No torch, but for its pools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 
-from engine.interfaces.kv_connector import KVConnectorWorker
+from engine.interfaces.kv_connector import KVConnectorWorker, PagedPool
 from engine.process import wire
 from engine.types.errors import KVCacheTooSmallError
+from engine_kit.host_memory import zeroed_pool
 from engine_reference.connector_host.scheduler_half import Copies
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.interfaces.context import WorkerContext
+
+
+class PageCopies(Protocol):
+    """Copies between pages of the pool and places of host memory, int32 [n] each, in order with the device's work."""
+
+    def out(self, pages: np.ndarray, places: np.ndarray) -> None:
+        """From the pool."""
+
+    def back(self, pages: np.ndarray, places: np.ndarray) -> None:
+        """Into the pool."""
+
+    def taken(self) -> None:
+        """The result of the oldest step is there whose copies were not told of yet."""
 
 
 class HostWorker(KVConnectorWorker):
@@ -29,69 +45,72 @@ class HostWorker(KVConnectorWorker):
         self._num_places = context.start.swap_space // page_bytes if page_bytes else 0  # a stage that caches nothing
         self._platform = context.platform
         self._decode = wire.decoder(Copies).decode
-        self._pool = torch.empty(0, 0, dtype=torch.uint8)
-        self._host: list[torch.Tensor] = []
+        self._pages: PageCopies | None = None
         self._copies: Copies | None = None
         self._lost: list[int] = []
-        self._per_chunk = 1
 
-    def register(self, pool: torch.Tensor) -> None:
-        self._pool = pool
+    def register(self, pool: torch.Tensor | PagedPool) -> None:
         if not self._num_places:
             return
-        num_bytes = self._num_places * pool.shape[1]
+        page_bytes = pool.page_bytes if isinstance(pool, PagedPool) else pool.shape[1]
         try:
-            if pool.device.type == "cpu" and self._platform is not None:
-                self._per_chunk = self._num_places
-                self._host = [self._platform.allocate_pool(self._num_places, pool.shape[1])]  # which looks what is free
-            else:  # pinned, so that copies keep their order with the device's work and nobody waits for them
-                self._per_chunk = max(1, self.chunk_bytes // pool.shape[1])
-                pinned = pool.device.type != "cpu"
-                self._host = [
-                    torch.empty(min(self._per_chunk, left), pool.shape[1], dtype=torch.uint8, pin_memory=pinned)
-                    for left in range(self._num_places, 0, -self._per_chunk)
-                ]
+            if isinstance(pool, PagedPool):
+                self._pages = PoolCopies(pool, self._num_places)
+            else:
+                from engine_reference.connector_host.tensors import TensorCopies  # torch, which need not be there
+
+                self._pages = TensorCopies(pool, self._num_places, self.chunk_bytes, self._platform)
         except (KVCacheTooSmallError, RuntimeError) as error:
             found = error.found if isinstance(error, KVCacheTooSmallError) else str(error).partition("\n")[0]
             raise KVCacheTooSmallError(
-                f"allocate a swap space of {self._num_places:,} pages ({num_bytes:,} bytes)",
+                f"allocate a swap space of {self._num_places:,} pages ({self._num_places * page_bytes:,} bytes)",
                 found,
                 "lower --swap-space",
             ) from error
 
     def begin(self, step_id: int, section: bytes | None) -> None:
         self._copies = None if section is None else self._decode(section)
-        if self._copies is not None:
-            for pages, host in self._pairs(self._copies.out_page, self._copies.out_place):
-                host.copy_(pages, non_blocking=True)
+        if self._copies is not None and self._pages is not None:
+            self._pages.out(self._copies.out_page, self._copies.out_place)
 
     def load(self, step_id: int) -> None:
         if self._copies is not None:
-            for pages, host in self._pairs(self._copies.in_page, self._copies.in_place):
-                pages.copy_(host, non_blocking=True)
+            if self._pages is not None:
+                self._pages.back(self._copies.in_page, self._copies.in_place)
             self._lost += self._copies.lost.tolist()
 
     def news(self) -> bytes | None:
         """Pages whose content had made room before they were to be filled, as int32."""
+        if self._pages is not None:
+            self._pages.taken()
         lost = np.array(self._lost, np.int32)
         self._lost.clear()
         return lost.tobytes() or None
 
-    def _pairs(self, pages: np.ndarray, places: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pages of the pool and places in host memory, those that lie in a row on both sides together."""
-        if not self._num_places:
-            return
-        for page, place, count in _runs(pages, places, self._per_chunk):
-            chunk, first = divmod(place, self._per_chunk)
-            yield self._pool[page : page + count], self._host[chunk][first : first + count]
 
+class PoolCopies:
+    """Implements `PageCopies` for a `PagedPool`. What leaves it comes to host memory behind the step; a step waits for
+    it only where it reads it back.
 
-def _runs(pages: np.ndarray, places: np.ndarray, per_chunk: int) -> Iterator[tuple[int, int, int]]:
-    """(first page, first place, count) of copies that lie in a row on both sides, in one chunk of places."""
-    if not pages.size:
-        return
-    apart = (np.diff(pages) != 1) | (np.diff(places) != 1) | (np.diff(places // per_chunk) != 0)
-    breaks = np.flatnonzero(apart) + 1
-    starts = np.concatenate([[0], breaks])
-    counts = np.diff(np.append(starts, pages.size))
-    yield from zip(pages[starts].tolist(), places[starts].tolist(), counts.tolist(), strict=True)
+    Raises KVCacheTooSmallError where the memory cannot be had.
+    """
+
+    def __init__(self, pool: PagedPool, places: int) -> None:
+        self._pool = pool
+        self._host = zeroed_pool(places, pool.page_bytes)
+        self._coming: deque[tuple[np.ndarray, Callable[[], np.ndarray]]] = deque()  # of each step
+
+    def out(self, pages: np.ndarray, places: np.ndarray) -> None:
+        self._coming.append((places, self._pool.read(pages)))
+
+    def back(self, pages: np.ndarray, places: np.ndarray) -> None:
+        if any(np.isin(places, coming).any() for coming, _ in self._coming):
+            for coming, content in self._coming:
+                self._host[coming] = content()
+        if pages.size:
+            self._pool.write(pages, self._host[places])
+
+    def taken(self) -> None:
+        if self._coming:
+            coming, content = self._coming.popleft()
+            self._host[coming] = content()

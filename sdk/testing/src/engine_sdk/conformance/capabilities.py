@@ -430,6 +430,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
         ),
         "kv_connector": (
             Capability("pages of {} bytes, out and back", "round_trip", "(.*)"),
+            Capability("swapped pages of another framework", "pages_of_another_framework"),
             Capability("every dtype, bit by bit", "every_dtype"),
             Capability("order of pages, pages of several requests", "the_order_of_pages pages_that_two_requests_share"),
             Capability("partial loads", "partial_loads"),
@@ -444,6 +445,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("failed loads are reported page by page", "failed_loads every_failed_load_is_reported"),
             Capability("memory that is not there is a typed error", "memory_that_is_not_there"),
             Capability("blocks are stored and found again, {} rank(s)", "what_was_computed_is_found", "(.*)"),
+            Capability("stored pages of another framework", "blocks_of_another_framework"),
             Capability(
                 "other blocks and other models are not found",
                 "what_nobody_has_computed_is_not_found another_model_is_not_found",

@@ -95,6 +95,9 @@ class PlatformConformance(Conformance):
         processors = card.logits_processors()
         assert all(issubclass(one, LogitsProcessorCard) for one in processors), f"{processors} are no cards"
         assert not processors or "logits_processor" in card.own_points, "its worker does not serve that point"
+        named = card.page_format(self.subject().options)
+        assert isinstance(named, str) and named == card.page_format(self.subject().options), f"page_format: {named!r}"
+        assert not named or "attention" in card.own_points, "what pages hold is attention's, which is not its worker's"
 
     def test_facts_without_torch(self) -> None:
         """The launcher asks before torch is there: in a fresh process, with the same answer."""

@@ -22,6 +22,7 @@ from engine.interfaces.kv_connector import (
     KVConnectorNeed,
     KVConnectorScheduler,
     KVConnectorWorker,
+    PagedPool,
     Pages,
 )
 from engine.plugin import POINTS
@@ -31,6 +32,7 @@ from engine.types.parallel import Parallel, Place
 from engine_sdk.conformance.base import Importer, check_methods, methods_of, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.core_contexts import core_context, one_layer
+from engine_sdk.conformance.kv_connector.host_pages import HostPages
 from engine_sdk.conformance.kv_connector.peers import PAGES, PeerTests, belongings, check_belongings
 from engine_sdk.conformance.kv_connector.store import TOKENS, Asked, Store, two_layers
 from engine_sdk.conformance.kv_connector.tier import Tier
@@ -49,10 +51,14 @@ class KVConnectorConformance(PeerTests):
     protocol = "KVConnectorScheduler"
 
     @classmethod
-    def need(cls, page_bytes: int = 64, places: int = PLACES, tp: int = 1) -> KVConnectorNeed:
+    def need(cls, page_bytes: int = 64, places: int = PLACES, tp: int = 1, framework: str = "torch") -> KVConnectorNeed:
         """What is asked for."""
         return KVConnectorNeed(
-            page_bytes=page_bytes, swap_space=page_bytes * places, parallel=Parallel(tp=tp), device=cls.device
+            page_bytes=page_bytes,
+            swap_space=page_bytes * places,
+            parallel=Parallel(tp=tp),
+            device=cls.device,
+            framework=framework,
         )
 
     @classmethod
@@ -61,7 +67,8 @@ class KVConnectorConformance(PeerTests):
 
     @classmethod
     def impossible(cls) -> Sequence[KVConnectorNeed]:
-        return [replace(cls.need(), framework="abacus")]
+        any_framework = cast("type[KVConnectorCard]", cls.subject().card).framework is None
+        return [] if any_framework else [cls.need(framework="abacus")]
 
     # -- the driver --------------------------------------------------------------------------------------------------
     @classmethod
@@ -75,7 +82,7 @@ class KVConnectorConformance(PeerTests):
         return cls.subject().body(name)
 
     @classmethod
-    def workers(cls, pools: Sequence[torch.Tensor], places: int) -> list[KVConnectorWorker]:
+    def workers(cls, pools: Sequence[torch.Tensor], places: int, framework: str = "torch") -> list[KVConnectorWorker]:
         """The worker half on each rank, registered with its pool. A few bytes of the space are left over."""
         page_bytes, ranks = pools[0].shape[1], len(pools)
         start: dict[str, Any] = {
@@ -86,7 +93,7 @@ class KVConnectorConformance(PeerTests):
         for rank, pool in enumerate(pools):
             context = worker_context(cls.subject(), cls.device, with_ops=False, place=Place(rank=rank), **start)
             worker: KVConnectorWorker = cls.half("worker")(context)
-            worker.register(pool)
+            worker.register(cls.registered(pool, framework))
             found.append(worker)
         return found
 
@@ -96,13 +103,20 @@ class KVConnectorConformance(PeerTests):
         return torch.zeros(pages, page_bytes, dtype=torch.uint8, device=cls.device)
 
     @classmethod
-    def make(cls, page_bytes: int = 64, places: int = PLACES, ranks: int = 1, pages: int = PAGES) -> Tier:
+    def registered(cls, pool: torch.Tensor, framework: str) -> torch.Tensor | PagedPool:
+        """The pool, as a worker half gets it from a platform of this framework."""
+        return pool if framework == "torch" else HostPages(pool.numpy())
+
+    @classmethod
+    def make(
+        cls, page_bytes: int = 64, places: int = PLACES, ranks: int = 1, pages: int = PAGES, framework: str = "torch"
+    ) -> Tier:
         """Both halves, the second on each rank, in the order in which an engine builds them."""
         if not cast("type[KVConnectorCard]", cls.subject().card).swaps:
             not_served("the card's swaps is False")
-        cls.require(cls.need(page_bytes, places, ranks))
+        cls.require(cls.need(page_bytes, places, ranks, framework))
         pools = [cls.pool(pages, page_bytes) for _ in range(ranks)]
-        workers, space = cls.workers(pools, places), places * page_bytes + 7
+        workers, space = cls.workers(pools, places, framework), places * page_bytes + 7
         context = replace(core_context(cls.subject(), pages), layout=one_layer(page_bytes), swap_space=space)
         tier = Tier(cls.half("core")(context), workers, pools)
         for pool in pools:
@@ -207,6 +221,21 @@ class KVConnectorConformance(PeerTests):
         tier.step()
         tier.swap_in("a", [0, 2], [3, 1])
         tier.step()
+
+    def test_pages_of_another_framework(self) -> None:
+        """The pool is no tensor: pages go out before others come in, in any order and in part, with steps in flight."""
+        tier = self.make(framework="jax")
+        assert tier.swap_out("a", [9, 3, 20, 1]) and tier.swap_out("b", [2, 8])
+        tier.step()
+        assert tier.swap_out("c", [4, 5, 2])
+        tier.swap_in("a", [0, 2, 3], [4, 22, 5])
+        tier.plan()
+        tier.run()
+        tier.swap_in("c", [0, 2], [8, 6])
+        tier.swap_in("b", [1], [7])
+        tier.plan()
+        tier.run()
+        tier.drain()
 
     # -- room --------------------------------------------------------------------------------------------------------
     def test_a_full_tier(self) -> None:
@@ -365,18 +394,25 @@ class KVConnectorConformance(PeerTests):
     """Whether blocks are found by their keys alone. An author overrides it where the request has to say more."""
 
     @classmethod
-    def store(cls, ranks: int = 1, identity: bytes | None = None, page_bytes: int = 64) -> Store:
+    def store(
+        cls, ranks: int = 1, identity: bytes | None = None, page_bytes: int = 64, framework: str = "torch"
+    ) -> Store:
         """Both halves of a connector that stores. identity: None: one that no other test has had."""
         card = cast("type[KVConnectorCard]", cls.subject().card)
         if not card.stores or not cls.finds_by_key:
             not_served("the card's stores is False" if not card.stores else "it finds nothing by keys alone")
-        return cls.engine(None, ranks, identity, page_bytes)
+        return cls.engine(None, ranks, identity, page_bytes, framework)
 
     @classmethod
     def engine(
-        cls, options: Mapping[str, Any] | None, ranks: int = 1, identity: bytes | None = None, page_bytes: int = 64
+        cls,
+        options: Mapping[str, Any] | None,
+        ranks: int = 1,
+        identity: bytes | None = None,
+        page_bytes: int = 64,
+        framework: str = "torch",
     ) -> Store:
-        cls.require(cls.need(page_bytes, tp=ranks))
+        cls.require(cls.need(page_bytes, tp=ranks, framework=framework))
         card = cast("type[KVConnectorCard]", cls.subject().card)
         mark_bytes = MARK_BYTES if card.layerwise and card.moves_marks else 0
         layout, parallel, space = two_layers(page_bytes, mark_bytes), Parallel(tp=ranks), page_bytes * PLACES
@@ -395,7 +431,7 @@ class KVConnectorConformance(PeerTests):
             start: dict[str, Any] = {"layout": layout, "swap_space": space, "parallel": parallel}
             context = worker_context(subject, cls.device, with_ops=False, place=Place(rank=rank), **start)
             workers.append(cls.half("worker")(context))
-            workers[-1].register(pool)
+            workers[-1].register(cls.registered(pool, framework))
         return Store(core, workers, pools, card.layerwise, mark_bytes)
 
     @pytest.mark.parametrize("ranks", [1, 2])
@@ -409,6 +445,21 @@ class KVConnectorConformance(PeerTests):
             found = store.find(Asked("c", 4), 2, num_local=2 * TOKENS)
             store.bring(Asked("c", 4), found, [3, 1], 2, [of_rank[2:] for of_rank in kept])
             assert not store.failed
+        finally:
+            store.close()
+
+    def test_blocks_of_another_framework(self) -> None:
+        """The pool is no tensor: blocks are stored and found, and what is lost is told."""
+        store = self.store(framework="jax")
+        try:
+            kept = store.save(Asked("a", 3), [1, 9, 2])
+            store.bring(Asked("b", 3), store.find(Asked("b", 3), 3), [5, 11, 7], 0, kept)
+            assert not store.failed, "pages are told as failed, and nothing has happened to them"
+            found = store.find(Asked("c", 3), 3)
+            if self.lose(store.workers):
+                store.failed.add(0)  # losses are looked for
+                store.bring(Asked("c", 3), found, [6, 4, 3], 0, kept)
+                assert store.failed & {3, 4, 6}, "what is lost is not told"
         finally:
             store.close()
 

@@ -1,0 +1,1 @@
+"""DeepGEMM as a quantization driver."""

@@ -1,0 +1,1 @@
+"""Humming as a quantization driver."""

@@ -1,0 +1,320 @@
+"""Weights of 4 and 8 bits and rows of 16, multiplied by Humming."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from engine.interfaces.quantization import LayerShape
+from engine.types.errors import ConfigError
+from engine_cuda.ops_triton.experts import Experts
+from engine_humming.form import Scheme, in_form, symmetric
+from engine_kit.by_expert import Spread, by_expert
+from engine_kit.routing import ExpertAct
+from engine_quantization.body import ReadsStored
+from engine_quantization.order import in_order, refused
+from engine_quantization.readers import Codes, taken_apart
+from engine_quantization.trial import hold_to
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+
+LIBRARY = "Humming"
+UNIT = 8
+"""Inputs and outputs that a layer has a multiple of: a row is whole 16 bytes, codes for zero are whole words."""
+PADDED = 128
+"""Outputs and inputs of a tile, up to a multiple of which the library fills a layer up."""
+LEAST_GROUP = 16
+LOCKS = 2048
+"""Words in which the library's programs tell each other where they are; each layer has its own, as it asks for."""
+SMALLEST = 2.0**-14
+"""Of float16's numbers with all of their bits."""
+TRIED_TOKENS = 33
+NEAR = 2.0**-5
+"""Of the largest number of a token's result, of experts joined beside each by itself: both are rounded between."""
+
+
+class Layer(NamedTuple):
+    """A layer, or the same of all experts.
+
+    Args:
+        config: the library's.
+        tensors: by the library's names, and as it takes them.
+        order: int64, which input of a row comes where; None: as they stand.
+        outputs: O.
+    """
+
+    config: Any
+    tensors: Mapping[str, torch.Tensor]
+    order: torch.Tensor | None
+    outputs: int
+
+
+class OneExpert:
+    """An expert's projection, in the library's format, but not yet as its kernels read it: all of a layer become so
+    together. By itself it is made so when something multiplies with it alone (adapters of experts).
+
+    Attributes:
+        codes: what it is made of, until then.
+        bias: [O] or None.
+        alone: what it was made by itself.
+        joined_bytes: its share of what was made of all.
+    """
+
+    def __init__(
+        self, codes: Codes, bias: torch.Tensor | None, powers_of_two: bool, order: torch.Tensor | None
+    ) -> None:
+        self.codes: Codes | None = codes
+        self.bias = bias
+        self.powers_of_two = powers_of_two
+        self.order = order
+        self.alone: Layer | None = None
+        self.joined_bytes = 0
+
+
+class PackedExperts(NamedTuple):
+    """Both projections of all experts."""
+
+    first: Layer
+    last: Layer
+
+    def tensors(self, place: int) -> Sequence[torch.Tensor]:
+        """See `engine_kit.routing.TellsTensors`."""
+        return [tensor[place] for side in self for key, tensor in side.tensors.items() if key != "locks"]
+
+
+class Library(NamedTuple):
+    """The library's functions.
+
+    Args:
+        schema: `HummingWeightSchema`.
+        prepare, transform: `prepare_layer_config`, `transform_humming_tensors`.
+        forward: `humming_forward`.
+    """
+
+    schema: Any
+    prepare: Any
+    transform: Any
+    forward: Any
+
+
+def load() -> Library:
+    """Raises ConfigError where it does not load."""
+    try:
+        schema, transform, forward = (
+            importlib.import_module(f"humming.{name}") for name in ("schema", "transform", "forward")
+        )
+        return Library(
+            schema.HummingWeightSchema,
+            transform.prepare_layer_config,
+            transform.transform_humming_tensors,
+            forward.humming_forward,
+        )
+    except Exception as error:  # whatever its own start raises
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            "load humming-kernels",
+            f"it says: {said}",
+            "install it with its parts (humming-kernels[cu13]), or name another driver by --quantization stored-triton",
+        ) from error
+
+
+class HummingBody(ReadsStored):
+    """See `engine.interfaces.quantization.Quantization`. The library compiles the kernels of a layer's form, for all
+    numbers of rows, when it is first multiplied with: here while weights are loaded."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self._dtype = context.dtype or torch.bfloat16
+        self._device = context.device
+        self._library = load()
+        self._act = Experts()
+        self._tried: set[Any] = set()
+
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Layer | OneExpert:
+        """In the library's form. Raises ConfigError for sizes that it does not take."""
+        form = self._form(layer)
+        codes, bias = taken_apart(layer, form, tensors)
+        codes, order = in_order(codes)
+        self._check(layer, codes)
+        bias = None if bias is None else bias.to(self._dtype, copy=True)
+        powers = form.reader == "mxfp4"
+        if layer.kind == "expert":
+            held = codes._replace(codes=codes.codes.clone(), scales=codes.scales.clone(), zeros=_copy(codes.zeros))
+            return OneExpert(held, bias, powers, order)
+        scheme, made = in_form(codes, self._dtype, powers)
+        packed = self._made(scheme, codes.codes.shape, made, bias, order)
+        self._try(layer, codes, bias, scheme, packed)
+        return packed
+
+    def _check(self, layer: LayerShape, codes: Codes) -> None:
+        (outputs, inputs), groups, size = codes.codes.shape, codes.scales.shape[1], codes.group_size
+        if outputs % UNIT or inputs % UNIT:
+            raise refused(layer, f"it has {outputs} outputs and {inputs} inputs, which are no multiples of {UNIT}")
+        if groups > 1 and (size < LEAST_GROUP or size & size - 1 or inputs % size):
+            why = f"{size} of its {inputs} inputs share a scale; the library takes whole groups, of a power of two"
+            raise refused(layer, f"{why} from {LEAST_GROUP} on")
+        if self._dtype == torch.float16 and bool(((codes.scales != 0) & (codes.scales.abs() < SMALLEST)).any()):
+            raise refused(layer, "some of its scales are smaller than float16 holds exactly; --dtype bfloat16 does")
+
+    def _made(
+        self,
+        scheme: Scheme,
+        sizes: Sequence[int],
+        tensors: dict[str, torch.Tensor],
+        bias: torch.Tensor | None,
+        order: torch.Tensor | None,
+        experts: int | None = None,
+    ) -> Layer:
+        """As the library's kernels read it."""
+        schema = self._library.schema(
+            b_dtype=scheme.dtype,
+            bs_dtype=scheme.scale_dtype or None,
+            weight_scale_group_size=scheme.group,
+            has_zero_point=scheme.zeros,
+        )
+        if bias is not None:
+            tensors = {**tensors, "bias": bias}
+        outputs, inputs = sizes
+        config = self._library.prepare(
+            outputs, inputs, schema, num_experts=experts, pad_n_to_multiple=PADDED,
+            pad_k_to_multiple=max(PADDED, scheme.group), has_bias=bias is not None, torch_dtype=self._dtype,
+            device=self._device, tensors=tensors,
+        )  # fmt: skip
+        held = self._library.transform(config, tensors)
+        locks = torch.zeros(LOCKS, dtype=torch.int32, device=tensors["weight"].device)
+        return Layer(config, {**held, "locks": locks}, order, outputs)
+
+    def _try(self, layer: LayerShape, codes: Codes, bias: Any, scheme: Scheme, packed: Layer) -> None:
+        """The first layer of each scheme is held to its codes, inputs standing group by group; others are multiplied
+        with once, to be compiled."""
+        sizes = codes.codes.shape
+        if scheme not in self._tried:
+            hold_to(layer, codes, bias, lambda x: self._multiply(x, packed), self._dtype, LIBRARY)
+        elif (scheme, sizes) not in self._tried:
+            self._multiply(torch.zeros(1, sizes[1], dtype=self._dtype, device=codes.codes.device), packed)
+        self._tried |= {scheme, (scheme, sizes)}
+
+    def packed_bytes(self, packed: Layer | OneExpert) -> int:
+        """Codes, scales, zeros and bias, with their padding; locks, and what says how inputs are ordered."""
+        if isinstance(packed, OneExpert):
+            if packed.codes is None:
+                return packed.joined_bytes if packed.alone is None else self.packed_bytes(packed.alone)
+            held = [packed.codes.scales, packed.codes.zeros, packed.bias, packed.order]
+            # Codes lie a byte each until they are joined.
+            size = packed.codes.codes.numel() * packed.codes.bits // 8
+            return size + sum(tensor.nbytes for tensor in held if tensor is not None)
+        order = 0 if packed.order is None else packed.order.nbytes
+        return order + sum(tensor.nbytes for tensor in packed.tensors.values())
+
+    def linear(self, x: torch.Tensor, packed: Layer | OneExpert) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype."""
+        if isinstance(packed, OneExpert):
+            packed = self._alone(packed)
+        return self._multiply(x if packed.order is None else x.index_select(1, packed.order), packed)
+
+    def _alone(self, one: OneExpert) -> Layer:
+        if one.alone is None:
+            assert one.codes is not None, "experts that are joined are computed together"
+            scheme, tensors = in_form(one.codes, self._dtype, one.powers_of_two)
+            one.alone = self._made(scheme, one.codes.codes.shape, tensors, one.bias, one.order)
+            one.codes = None
+        return one.alone
+
+    def _multiply(self, x: torch.Tensor, packed: Layer, starts: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, inputs], of experts sorted, with where the rows of each begin -> [T, O]."""
+        if not len(x):
+            return x.new_empty(0, packed.outputs)
+        grouped: dict[str, Any] = {}
+        if starts is not None:
+            grouped = {"compute_config": {"gemm_type": "grouped_contiguous"}, "expert_layout": starts}
+        out: torch.Tensor = self._library.forward(packed.config, x.contiguous(), **packed.tensors, **grouped)
+        return out
+
+    def pack_experts(self, experts: Sequence[tuple[OneExpert, OneExpert]]) -> PackedExperts:
+        """Both projections of each -> what `experts` takes. Raises ConfigError where they are stored unlike."""
+        sides = [[pair[side] for pair in experts] for side in (0, 1)]
+        asked = f"multiply with {len(experts)} experts by {LIBRARY}"
+        hint = "name the driver that takes them one by one, by --quantization expert=stored-triton"
+        if any(one.order is not None for side in sides for one in side):
+            raise ConfigError(asked, "their groups of inputs follow one another in an order of their own (g_idx)", hint)
+        tried = None if "experts" in self._tried else self._expected(experts)
+        packed = PackedExperts(*(self._joined(side) for side in sides))
+        if tried is not None:
+            x, ids, weights, act, expected = tried
+            try:
+                found = self.experts(x, packed, ids, weights, act).float()
+            except Exception as error:  # whatever a library raises
+                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise ConfigError(asked, f"it says: {said}", hint) from error
+            apart = (found - expected).abs().amax(1) / expected.abs().amax(1).clamp(min=1e-30)
+            if not bool((apart <= NEAR).all()):
+                raise ConfigError(asked, f"it is {float(apart.max()):.2g} of the largest number off", hint)
+            self._tried.add("experts")
+        return packed
+
+    def _joined(self, experts: Sequence[OneExpert]) -> Layer:
+        """Of the same sizes; codes for zero are left out where none of them needs any."""
+        codes = [one.codes for one in experts if one.codes is not None]
+        zeros = codes[0].zeros is not None and not all(symmetric(one) for one in codes)
+        sizes, made, scheme = codes[0].codes.shape, [], None
+        for one, held in zip(experts, codes, strict=True):
+            scheme, tensors = in_form(held, self._dtype, one.powers_of_two, zeros)
+            made.append(tensors)
+            one.codes = None
+        assert scheme is not None
+        bias = None if experts[0].bias is None else torch.stack([one.bias for one in experts if one.bias is not None])
+        stacked = {key: _stacked([tensors[key] for tensors in made]) for key in made[0]}
+        joined = self._made(scheme, sizes, stacked, bias, None, len(codes))
+        for one in experts:
+            one.joined_bytes = self.packed_bytes(joined) // len(experts)
+        return joined
+
+    def _expected(self, experts: Sequence[tuple[OneExpert, OneExpert]]) -> Any:
+        """A few tokens by each expert itself, whose product is tried by the first dense layers: (x, ids, weights, act,
+        [T, H] float32)."""
+        first, last = experts[0]
+        assert first.codes is not None and last.codes is not None
+        (outputs, inputs), inner = first.codes.codes.shape, last.codes.codes.shape[1]
+        device, count = first.codes.codes.device, len(experts)
+        act = ExpertAct(gated=outputs > inner)
+        random = torch.Generator(device).manual_seed(0)
+        x = torch.randn(TRIED_TOKENS, inputs, generator=random, device=device).to(self._dtype)
+        ids = torch.rand(TRIED_TOKENS, count, generator=random, device=device).topk(min(2, count)).indices.int()
+        weights = torch.ones(ids.shape, device=device)
+
+        def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
+            for place, side in enumerate(experts[expert]):
+                assert side.codes is not None
+                scheme, tensors = in_form(side.codes, self._dtype, side.powers_of_two)
+                layer = self._made(scheme, side.codes.codes.shape, tensors, side.bias, None)
+                rows = self._multiply(rows if not place else self._act.gated_act(rows, act), layer)
+            return rows
+
+        return x, ids, weights, act, by_expert(x, ids, weights, count, one).float()
+
+    def experts(
+        self, x: torch.Tensor, packed: PackedExperts, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct
+    ) -> torch.Tensor:
+        """x [T, H], ids int32 [T, k], weights float32 [T, k] -> [T, H]. The host waits for nothing."""
+        if not len(x):
+            return x.new_empty(0, packed.last.outputs)
+        count = next(iter(packed.first.tensors.values())).shape[0]
+        spread = Spread.of(ids, count)
+        rows = self._multiply(x.index_select(0, spread.token), packed.first, spread.starts)
+        between = self._act.gated_act(rows, act)
+        return spread.summed(self._multiply(between, packed.last, spread.starts), weights)
+
+
+def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of floats that torch does not stack, too."""
+    if tensors[0].dtype == torch.float8_e8m0fnu:
+        return torch.stack([one.view(torch.uint8) for one in tensors]).view(torch.float8_e8m0fnu)
+    return torch.stack(list(tensors))

@@ -1,0 +1,71 @@
+"""The card of quantization driver `humming`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.interfaces.platform import STREAM
+from engine.interfaces.quantization import QuantizationNeed, Rounding
+from engine_humming.installed import DISTRIBUTION, READ, facts, numbers
+from engine_quantization.cards import Stored
+from engine_quantization.methods import Bitsandbytes, Mxfp4, method_of
+
+DTYPES = {"bfloat16": (8, 0), "float16": (7, 5)}
+"""Of activations, and the least compute capability that multiplies them."""
+INSTALL = f"pip install '{DISTRIBUTION}[cu13]>={'.'.join(map(str, READ))}'"
+NEAR = 2.0**-8
+"""How far a weight moves, of its size: scales take the dtype of activations."""
+
+
+class Humming(Stored):
+    """AWQ, GPTQ, compressed-tensors, FP8, MXFP4 and int8 weights multiplied as they are stored by 16-bit rows, by
+    Humming's kernels. Not run on a GPU yet."""
+
+    priority = 20  # before `stored-triton` (10), behind `deepgemm` (30): README, "Priority"
+    captured_by = STREAM
+    experts_captured_by = STREAM
+    Options = None
+    body = "engine_humming.body:HummingBody"
+
+    @classmethod
+    def rounding(cls, kind: str, options: Any) -> Rounding:
+        """Rows stay as they are."""
+        return Rounding(NEAR)
+
+    @classmethod
+    def unsupported(cls, need: QuantizationNeed) -> list[str]:
+        found = super().unsupported(need)
+        if not found and need.stored is not None and cls.claims(need.stored):
+            method = method_of(need.stored)
+            if isinstance(method, Bitsandbytes) and method.load_in_4bit:
+                found.append("the library has no product for codes that stand for numbers of a table (nf4, fp4)")
+            if isinstance(method, Mxfp4) and need.dtype == "float16":
+                found.append("float16 does not hold the range of MXFP4's scales; it takes bfloat16")
+        if need.dtype not in DTYPES:
+            found.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
+        return [*found, *_machine_reasons(need.device, DTYPES.get(need.dtype, (0, 0)))]
+
+    @classmethod
+    def remarks(cls, need: QuantizationNeed) -> list[str]:
+        return [
+            f"it computes with {DISTRIBUTION} {facts().version}, which compiles its kernels by {facts().compiler}",
+            "it was tested against a double of the library alone, and never run on a GPU",
+        ]
+
+
+def _machine_reasons(device: str, capability: tuple[int, int]) -> list[str]:
+    from engine_cuda.interpreter import wrong_device
+    from engine_cuda.nvidia import wrong_gpu
+
+    found = [*wrong_device(device), *wrong_gpu(device, capability)]
+    there = facts()
+    on_gpu = device.partition(":")[0] == "cuda" and not found
+    if not there.version:
+        return [*found, f"{DISTRIBUTION} is not installed ({INSTALL})"]
+    if numbers(there.version) < READ:
+        found.append(f"{DISTRIBUTION} {there.version} is too old ({INSTALL})")
+    if there.missing:
+        found.append(f"{', '.join(there.missing)}, which {DISTRIBUTION} imports, is not there ({INSTALL})")
+    if on_gpu and not there.compiler:
+        found.append(f"neither NVRTC nor nvcc, one of which compiles its kernels, is there ({INSTALL})")
+    return found
