@@ -49,6 +49,7 @@ OF_KERNELS = {
     "bench_small_rows": "products of few rows",
     "bench_fa3": "FlashAttention 3",
     "bench_moe": "experts",
+    "bench_draw": "draws",
     "bench_mixed": "mixed steps",
 }
 """Benchmarks of a few kernels each, and what they are about."""

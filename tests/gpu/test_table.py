@@ -343,6 +343,18 @@ def test_experts_side_by_side() -> None:
     assert not any("failed" in row.result for row in rows)
 
 
+@pytest.mark.slow
+def test_draws_side_by_side() -> None:
+    """In Triton's interpreter, of small vocabularies: both ways draw the same."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.gpu.bench_draw", "--device", "cpu", "--divide", "2048", "--rows", "3,1"]
+    outcome = run(command, 60, {**variables(None), "TRITON_INTERPRET": "1"})
+    assert outcome.status == 0, outcome.lines
+    rows, _ = told(outcome.lines)
+    assert len(rows) == 2 * 2 * 2
+    assert all(row.result == "from a copy 0.0, as they are 0.0" for row in rows)
+
+
 def test_experts_that_are_wrong_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever leaves a row unwritten, or is far from float64, fails alone."""
     pytest.importorskip("triton")

@@ -13,7 +13,8 @@ class TestOpsInterpreted(OpsConformance):
     draws = 200
     quick = (
         r"card|known|methods|verify|place_tokens|mask_tokens|apply_bitmask|penalties|prepare_inputs|check_logits|"
-        r"\[300-float32\]|test_logprobs\[5|((embedding|gather|gelu|soft_cap|silu|norm|rope).*float32)|"
+        r"sample_is_as_defined\[300-float32|test_draw\[1-|test_logprobs\[5|"
+        r"((embedding|gather|gelu|soft_cap|silu|norm|rope).*float32)|"
         r"test_states\[(ssd|gated_delta|causal_conv)-(drafts|one row)-float32|"
         r"test_states\[selective_scan-decode-bfloat16|"
         r"test_routing_what|test_route\[(groups|sigmoid|jitter)-True|test_gate\[float32|test_experts\[6-8-True-float32|"

@@ -32,7 +32,7 @@ def test_a_layer(model: str) -> None:
     before = launches.captured[: launches.captured.index("rotated_write_kernel")]
     assert before == ["gather_kernel", "rms_norm_kernel", "linear"]
     last = len(launches.captured) - 1 - launches.captured[::-1].index("rotated_write_kernel")
-    assert launches.captured[last:] == [*LAYER, "zeros", "check_kernel"]
+    assert launches.captured[last:] == LAYER
 
 
 @pytest.mark.parametrize(("rows", "fused"), [(4, True), (5, False)])
@@ -47,11 +47,12 @@ def test_a_layer_of_few_rows(rows: int, fused: bool) -> None:
     assert launches.layers == [layer] * 3
     assert launches.captured[:3] == ["gather_kernel", product, "rotated_write_kernel"]
     last = len(launches.captured) - 1 - launches.captured[::-1].index("rotated_write_kernel")
-    assert launches.captured[last:] == [*layer[:5], "rms_norm_kernel", product, "zeros", "check_kernel"]
+    assert launches.captured[last:] == [*layer[:5], "rms_norm_kernel", product]
 
 
 def test_around_the_captured_step() -> None:
-    """One copy either way; inputs and the attention's plan in one launch each, and new pages of all rows in one."""
+    """One copy either way; inputs and the attention's plan in one launch each, and new pages of all rows in one. The
+    draw reads the model's logits as they are."""
     draw = ["blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel"]
     for pages, placing in ((False, []), (True, ["index_put_"])):
         launches = greedy_step("dummy:0.6B,layers=2", pages=pages)
@@ -69,5 +70,17 @@ def test_a_whole_step(temperature: float) -> None:
     assert first.outside == ["to_device", "clone", "to_host"]
     assert second.outside == ["to_device", "index_put_", "clone", "to_host"]
     assert first.captured[:2] == ["prepare_kernel", "plan_kernel"]
-    draw = ["check_kernel", "rows_kernel", "blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel"]
-    assert first.captured[-len(draw) :] == draw
+    draw = ["rows_kernel", "blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel"]
+    assert first.captured[-len(draw) - 1 :] == ["linear", *draw]
+
+
+@pytest.mark.parametrize("asked", [{"presence_penalty": 0.5}, {"logprobs": 1}], ids=str)
+def test_rows_that_edit_or_report_logits(asked: dict[str, float]) -> None:
+    """They are checked, and copied in float32; so they are for no others."""
+    with noted():
+        worker = MetaWorker("dummy:0.6B,layers=2", 2)
+        worker.enter(2, temperature=0.0, **asked)
+        launches = worker.step()
+    at = launches.outside.index("check_kernel")
+    assert launches.outside[at - 1] == "zeros" and at < launches.outside.index("blocks_kernel")
+    assert "check_kernel" not in launches.captured

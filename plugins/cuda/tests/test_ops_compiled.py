@@ -163,27 +163,30 @@ WIDE = {"SHIFT": blocks.shift_of(151_936), "PADDED": 256, "BLOCK": blocks.BLOCK}
 FIRST_PASS = (F32, I64, I32)
 ROW = {"logits": F32, "row_stride": "i32", "vocab": "i32", "num_blocks": "i32"}
 DRAW = {**ROW, "first_pass": FIRST_PASS, "candidates": (F32, I32)}
+SPOILT = (*FIRST_PASS, "*i1")
 FILTERS = (F32, I32, F32, F32)
 PICK = {"CAPACITY": candidates.CAPACITY, "TILE": sampling.TILE, **WIDE}
 DRAWS = {
     "blocks": Case(
-        blocks.blocks_kernel, {**ROW, "first_pass": FIRST_PASS, "temperature": F32},
+        blocks.blocks_kernel, {**ROW, "logits": BF16, "first_pass": SPOILT, "temperature": F32},
         {"SHIFT": WIDE["SHIFT"], "EACH": blocks.EACH, "BLOCK": blocks.BLOCK}, multiples_of_16=["row_stride", "vocab"],
     ),
     "candidates": Case(
-        candidates.candidates_kernel, {**DRAW, "filters": FILTERS},
+        candidates.candidates_kernel, {**DRAW, "logits": BF16, "filters": FILTERS},
         {**WIDE, "EACH": blocks.EACH, "CAPACITY": candidates.CAPACITY}, num_warps=candidates.WARPS,
         multiples_of_16=["row_stride", "vocab"],
     ),
     "pick": Case(
         sampling.pick_kernel,
-        {**DRAW, "rows": (*FILTERS, I64, I64), "drafts": ("constexpr", "constexpr", "i32"), "tokens": I32},
+        {**DRAW, "logits": BF16, "first_pass": SPOILT, "rows": (*FILTERS, I64, I64),
+         "drafts": ("constexpr", "constexpr", "i32"), "drawn": (I32, "*i1")},
         {**PICK, ("drafts", 0): None, ("drafts", 1): None, "REJECT": False, "PROBS": False},
         num_warps=16, multiples_of_16=["row_stride", "vocab"],
     ),
     "reject": Case(
         sampling.pick_kernel,
-        {**DRAW, "rows": (*FILTERS, I64, I64), "drafts": (I32, F32, "i32"), "tokens": I32},
+        {**DRAW, "first_pass": SPOILT, "rows": (*FILTERS, I64, I64), "drafts": (I32, F32, "i32"),
+         "drawn": (I32, "*i1")},
         {**PICK, "REJECT": True, "PROBS": True}, num_warps=16, multiples_of_16=["row_stride", "vocab"],
     ),
     "verify": Case(
@@ -235,9 +238,12 @@ def test_scans():
 
 
 def test_the_draw():
-    """One program for each row, of 512 threads that have 128 registers each."""
-    use = compile_all([DRAWS["pick"]])[0]
+    """One program for each row, of 512 threads that have 128 registers each; before it the pass over all logits, 16
+    bytes a load."""
+    use, first = compile_all([DRAWS["pick"], DRAWS["blocks"]])
     assert use.spilled == 0 and use.registers <= 128
+    assert first.spilled == 0 and first.registers <= 128
+    assert first.assembly.count("ld.global.v4") == blocks.EACH * blocks.BLOCK // (128 * 8), "not once, or in pieces"
 
 
 @pytest.mark.slow

@@ -78,6 +78,37 @@ def test_rows_of_many_blocks(ops: TritonOpsBody, setting: Setting) -> None:
         assert token in reject(logits[row], setting, 7 + row, 1 + row, int(drafts[row]), None, SLACK["float32"])
 
 
+EACH_SETTING = [
+    Setting(0.0), Setting(), Setting(0.7, top_k=3), Setting(top_p=0.5), Setting(1.3, min_p=0.2),
+    Setting(0.9, 20, 0.9, 0.01),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 6))])
+def test_a_draw_from_the_models_own_logits(ops: TritonOpsBody, turn: int, dtype: str) -> None:
+    """Bit by bit what is drawn from a checked copy in float32, of which the definition in float64 says what it may be:
+    each setting with logits of each kind, a kind each turn, and two rows with a NaN at either end."""
+    vocab, random = 1500, np.random.default_rng(turn)
+    normal = random.normal(size=vocab)
+    kinds = [
+        normal * 2, random.integers(-2, 3, vocab), np.full(vocab, 3.0), np.where(normal > 2, normal, -np.inf),
+        np.where(np.arange(vocab) == 1200, 0.0, -np.inf), normal * 1e4,
+    ]  # fmt: skip
+    settings = [*EACH_SETTING, Setting(0.0), Setting()]
+    count, of_rows = len(settings), [kinds[(row + turn) % len(kinds)] for row in range(len(settings))]
+    given = torch.from_numpy(np.stack(of_rows)).to(getattr(torch, dtype)).to(DEVICE)
+    given[-2, 0] = given[-1, -1] = torch.nan
+    rows = rows_of(settings, list(range(count)), [3 * row for row in range(count)], DEVICE)
+    wide, checked = ops.check_logits(given)
+    tokens, broken = ops.draw(given, rows)
+    assert broken.tolist() == checked.tolist() == [False] * (count - 2) + [True] * 2
+    assert tokens.tolist() == ops.sample(wide, rows).tolist()
+    for row, token in enumerate(tokens[:-2].tolist()):
+        exact = given[row].double().cpu().numpy()
+        assert token in sample(exact, settings[row], row, 3 * row, SLACK["float32"]), settings[row]
+
+
 def test_log_probabilities_of_many_blocks(ops: TritonOpsBody) -> None:
     """Equal logits in several blocks come in the order of their tokens; what is -inf comes last."""
     vocab, k = 5000, 12

@@ -62,6 +62,14 @@ class InfinityIsBroken(TorchOpsBody):
         return wide, ~wide.isfinite().all(dim=-1)
 
 
+class DrawsUnchecked(TorchOpsBody):
+    """draw says of no row that it holds a NaN"""
+
+    def draw(self, logits: torch.Tensor, rows: SamplingRows) -> Any:
+        tokens, broken = super().draw(logits, rows)
+        return tokens, broken & False
+
+
 class BrokenStays(TorchOpsBody):
     """place_tokens leaves a broken row's place as it was"""
 
@@ -599,7 +607,8 @@ STATE_MUTANTS = [
 ]  # fmt: skip
 MUTANTS = [
     NormWithoutEps, NormOfOneRow, NormInOwnDtype, NormOfTheFirst, SampleVariance, InfinityIsBroken,
-    BrokenStays, RopeInterleaved, RopeBackwards, RopeByPlace, RotatesBeforeNorm, OneNormForBoth, NormsTheWholeRow,
+    DrawsUnchecked, BrokenStays, RopeInterleaved, RopeBackwards, RopeByPlace, RotatesBeforeNorm, OneNormForBoth,
+    NormsTheWholeRow,
     GatesWrongHalf, SiluOverflows, GatesByUp, ReluUnsquared, GeluByTanh, CapForgotten, MasksByProduct, BiasForgotten,
     NarrowSums, TailDropped,
     IgnoresStrides, PaddingForgotten, OneBlockSize, PromptCounts, DividesAlways, BitsBackwards, StuckRows, WrongStream,

@@ -5,7 +5,7 @@ start. The reference driver provides them all and defines their meaning. There m
 a driver's card `defines` it, whose body is then what faster drivers of it are held against, and is taken where the
 model's card names it among its `operations`.
 
-Minor version 2 added `gelu_mul` and `relu`.
+Minor version 2 added `gelu_mul` and `relu`, 3 `draw`.
 
 Random numbers. Every number is f(seed, output position, purpose), so that a request draws the same tokens alone or
 batched, in flight or not. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as
@@ -61,6 +61,7 @@ OPERATIONS: tuple[str, ...] = (
     "penalties",
     "mask_tokens",
     "apply_bitmask",
+    "draw",
     "sample",
     "reject",
     "verify",
@@ -322,6 +323,10 @@ class Ops(Protocol):
 
         logits [R, V]; rows int64 [m]; bits int32 [m, ceil(V / 32)], whose bits past V are not read.
         """
+
+    def draw(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits that nothing edits or reports, [R, V] as the model leaves them: what `sample` draws from those that
+        `check_logits` gives, and which rows hold a NaN: int32 [R], bool [R]."""
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """Draw one token for each row: int32 [R].

@@ -180,8 +180,8 @@ class WholeSteps(Protocol):
 
         Args:
             inputs: their first four are filled before each launch.
-            compute: launches all up to the logits, float32 [R, V], and which are broken, bool [R]: the last of
-                `trial.outputs()`. What it reads besides lies in the tables.
+            compute: launches all up to the logits, [R, V] as the model leaves them: the last of `trial.outputs()`.
+                What it reads besides lies in the tables.
             trial: its `prepare` does nothing.
 
         Returns what launches it and gives the tokens of so many rows, as `Ops.place_tokens` does, in memory that is the

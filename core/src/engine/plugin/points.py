@@ -222,7 +222,7 @@ PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
     minor=6,
 )
 OPS: Point[OpsCard, OpsNeed] = Point(
-    "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=2
+    "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=3
 )
 ATTENTION: Point[AttentionCard, tuple[AttentionNeed, ...]] = Point(
     "attention",

@@ -112,14 +112,13 @@ class Draws(StepPart):
         drawing: Drawing,
         places: torch.Tensor | None,
         logits: torch.Tensor,
-        broken: torch.Tensor,
         masks: Masks | None,
     ) -> tuple[StepOutput, torch.Tensor | None, list[torch.Tensor] | None]:
         """Draw the tokens.
 
         Args:
             places: as `places` says, on the device.
-            logits, broken: float32 or float64 [n or more, V] and bool [n or more], of the positions, in order.
+            logits: [n or more, V], the model's, of the positions, in order.
             masks: of constrained rows; None where none follow.
 
         Returns:
@@ -130,7 +129,7 @@ class Draws(StepPart):
         drafts = None if plan.num_drafts is None else self._drafting.step
         trees = None if drafts is None else drafts.trees
         rejected = None if drafts is None or trees is not None or not self._drafting.rejects else drafts.sampled
-        drawn, logprobs = self._sampler(logits[:n], broken[:n], rows, rejected, _placed(masks, drawing.row))
+        drawn, logprobs = self._sampler(logits[:n], rows, rejected, _placed(masks, drawing.row))
         tensors: tuple[torch.Tensor, ...] = (drawn,)
         counts, asked, walked = None, None, None
         if drafts is not None and trees is not None:

@@ -277,8 +277,8 @@ class ModelRunner:
         """What comes behind the model: tokens are drawn, parts see the step, and the copy to the host begins."""
         outputs, counts, walked, ends = [], None, None, None
         if drawing is not None and len(drawing.row):
-            assert step.logits is not None and step.broken is not None
-            drawn, counts, walked = self._draws.draw(plan, drawing, places, step.logits, step.broken, masks)
+            assert step.logits is not None
+            drawn, counts, walked = self._draws.draw(plan, drawing, places, step.logits, masks)
             outputs.append(drawn)
         if counts is not None:
             self._attention.restore(counts)
@@ -420,7 +420,7 @@ class ModelRunner:
             if select is not None and not narrowed:
                 hidden = self._ops.gather_rows(hidden, select)
             with self._adapted():
-                step.take(self._ops.check_logits(self._model.logits(hidden)))
+                step.logits = self._model.logits(hidden)
 
 
 def _stream(layer: int) -> str:

@@ -27,8 +27,7 @@ class Step:
         select: int64 [n]; tokens whose logits are wanted, None for all.
         hidden: [T, H], kept for parts that read it.
         left: what the next pipeline stage goes on with; None on the last one.
-        logits: float32 or float64 [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
-        broken: bool [n]; which of their rows hold a NaN.
+        logits: [n, V], the model's own, where `run` leaves them. A replay fills the tensor that the capture left.
         run: the launch. whole: that of all that a plain decode step is; see `engine.interfaces.step.WholeSteps`.
         listeners: who look on between layers. plan: which they see; None where the step is captured.
         streams: what they have recorded, by layer: [T, H].
@@ -41,7 +40,6 @@ class Step:
     hidden: torch.Tensor | None = None
     left: tuple[torch.Tensor, ...] | None = None
     logits: torch.Tensor | None = None
-    broken: torch.Tensor | None = None
     run: Callable[..., None] | None = None
     whole: Callable[[int], torch.Tensor] | None = None
     listeners: Sequence[LayerListener] = ()
@@ -52,14 +50,8 @@ class Step:
         """What `run` has left."""
         if self.left is not None:
             return *self.streams.values(), *self.left
-        made = (self.hidden, self.logits, self.broken)
+        made = (self.hidden, self.logits)
         return *self.streams.values(), *(tensor for tensor in made if tensor is not None)
-
-    def take(self, checked: Sequence[torch.Tensor]) -> None:
-        """The logits, checked: and which rows' are not numbers."""
-        logits, broken = checked
-        self.logits = logits
-        self.broken = broken
 
     def replace(self, outputs: tuple[torch.Tensor, ...]) -> None:
         """Let others stand in the place of `outputs`."""
@@ -70,8 +62,7 @@ class Step:
         elif self.logits is None:
             (self.hidden,) = others
         else:
-            self.hidden = others[0]
-            self.take(others[1:])
+            self.hidden, self.logits = others
 
 
 class Drawing(NamedTuple):

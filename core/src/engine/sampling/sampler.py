@@ -149,7 +149,7 @@ class _Uploaded(NamedTuple):
 
     Args:
         asked: the places of the rows that asked for log probabilities, on the host; `asked_rows`: on the device.
-        most: the most alternatives that one of them asked for.
+        most: the most alternatives that one of them asked for. plain: nobody edits or reports the rows' logits.
         penalised: None where no row has penalties.
     """
 
@@ -157,6 +157,7 @@ class _Uploaded(NamedTuple):
     asked: np.ndarray
     asked_rows: torch.Tensor
     most: int
+    plain: bool
     penalised: _Penalised | None
     slot: torch.Tensor
     num_prompt: torch.Tensor
@@ -205,7 +206,6 @@ class Sampler:
     def __call__(
         self,
         logits: torch.Tensor,
-        broken: torch.Tensor,
         rows: SampledRows,
         rejected: SampledDrafts | None = None,
         masks: SampledMasks | None = None,
@@ -213,8 +213,7 @@ class Sampler:
         """Draw one token for each row.
 
         Args:
-            logits: float32 or float64 [n, V]; modified.
-            broken: bool [n]; which of them hold a NaN.
+            logits: [n, V], as the model leaves them; modified where they are wide.
             rows: the n rows.
             rejected: drafts that rejection sampling keeps or replaces; None draws every token.
             masks: what constrained rows may draw; applied last, so that nothing else allows a token again.
@@ -228,11 +227,13 @@ class Sampler:
         places = rows.places if rows.places is not None else send(self._platform, self.places(rows))[0]
         num_tokens, position = places.unbind()
         asked, raw = uploaded.asked, None
+        plain = uploaded.plain and rejected is None and masks is None
+        if not plain:
+            logits, broken = self._ops.check_logits(logits)
         if len(asked):
             raw = logits.clone() if len(asked) == len(slots) else logits[uploaded.asked_rows]
         if self._processors is not None:
             self._processors.apply(logits, slots, rows.num_tokens, uploaded.slot, num_tokens, uploaded.num_prompt)
-            broken = self._processors.faults.spoil(broken, slots)
         if parameters.stop_ids:
             self._mask_early_stops(logits, rows)
         if uploaded.penalised is not None:
@@ -242,10 +243,14 @@ class Sampler:
         sampling = SamplingRows(
             uploaded.temperature, uploaded.top_k, uploaded.top_p, uploaded.min_p, uploaded.seed, position
         )
-        if rejected is None:
+        if plain:
+            tokens, broken = self._ops.draw(logits, sampling)
+        elif rejected is None:
             tokens = self._ops.sample(logits, sampling)
         else:
             tokens = self._ops.reject(logits, sampling, *rejected)
+        if self._processors is not None:
+            broken = self._processors.faults.spoil(broken, slots)
         # The table keeps a token that can be looked up, broken or not: steps that are under way already read it.
         told = self._ops.place_tokens(tokens, broken, self._tokens, uploaded.slot, num_tokens)
         if raw is None:
@@ -345,6 +350,8 @@ class Sampler:
             asked,
             asked_rows,
             int(parameters.logprobs[slots[asked]].max()) if len(asked) else 0,
+            bool(parameters.plain[slots].all())
+            and (self._processors is None or not self._processors.used_by(slots).any()),
             _Penalised(penalised, *of_rows[7:]) if len(penalised) else None,
             *of_rows[:7],
         )

@@ -5,6 +5,9 @@ Every row draws a token, with filters and log probabilities, or is pooled. The w
 a layer's activations are given back before the next: the profile takes a fraction of a step's time, and finds the same
 peak. The worker calls this by the entry-point group `engine_parts`.
 
+The second is there for its draw alone: operations may be compiled when they are first called, and rows that ask for
+nothing else draw by one (`Ops.draw`) that the first step does not call.
+
 What is not seen: attention over contexts longer than the step's own prompts (drivers compute those in pieces of a
 bounded size), the work of logits processors, and that of drafters that look at nothing but tokens. Others observe the
 step, and propose in a second one.
@@ -28,7 +31,7 @@ def steps_to_profile(start: WorkerStart, num_drafts: int | None = None) -> list[
 
     num_drafts: the most of a row, by a drafter that observes steps; None where none does.
     """
-    steps = [largest_step(start)]
+    steps = [largest_step(start), *([plain_step(start)] if start.model.generates else [])]
     if num_drafts is not None:
         most = min(num_drafts, start.max_model_len - 2, start.max_num_batched_tokens - 1)
         if most > 0 and start.parallel.pp == 1:  # else the first step's rows are drafted for when they have drawn
@@ -75,6 +78,23 @@ def largest_step(start: WorkerStart) -> StepPlan:
     )
 
 
+def plain_step(start: WorkerStart) -> StepPlan:
+    """A request of one token in the first slot, which draws the next and asks for nothing else."""
+    first = largest_step(start).new_slots[0]
+    token, none = np.ones(1, np.int32), np.zeros(1, np.int32)
+    params, tables = SamplingParams(temperature=0.0, seed=0), start.layout.tables
+    return StepPlan(
+        step_id=2,
+        slot_of_row=none,
+        num_computed=none,
+        num_tokens=token,
+        samples=np.ones(1, bool),
+        num_decodes=1,
+        new_slots=[msgspec.structs.replace(first, token_ids=none, num_prompt_tokens=1, params=params)],
+        new_blocks=[_blocks(token, table.tokens_per_block) for table in tables],
+    )
+
+
 def _longest_input(form: EncoderForm) -> EncoderInput:
     """One for all rows: inputs are encoded one after the other."""
     steps = form.max_tokens * form.stride
@@ -87,7 +107,7 @@ def drafted_step(start: WorkerStart, num_drafts: int) -> StepPlan:
     rows = min(start.max_num_seqs, start.max_num_batched_tokens // (1 + num_drafts))
     num_tokens = np.full(rows, 1 + num_drafts, np.int32)
     return StepPlan(
-        step_id=2,
+        step_id=3,
         slot_of_row=np.arange(rows, dtype=np.int32),
         num_computed=np.ones(rows, np.int32),
         num_tokens=num_tokens,
@@ -105,7 +125,7 @@ def _left(step: StepPlan) -> StepPlan:
     nothing = step.num_tokens[:0]
     return msgspec.structs.replace(
         step,
-        step_id=3,
+        step_id=4,
         left_slots=left,
         slot_of_row=nothing,
         num_computed=nothing,

@@ -32,7 +32,8 @@ class CpuOps(OpsCard):
             *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "pack_linear", "linear"),
             *("lora_memory", "lora_pack", "lora_place", "lora_add"),
             *("router_logits", "route", "pack_experts", "experts", "place_experts", "gated_act", "moe_gate"),
-            *("prepare_inputs", "check_logits", "penalties", "apply_bitmask", "sample", "place_tokens", "logprobs"),
+            *("prepare_inputs", "check_logits", "penalties", "apply_bitmask"),
+            *("draw", "sample", "place_tokens", "logprobs"),
         }
     )
     body = "engine_cpu.ops_cpu.body:CpuOpsBody"

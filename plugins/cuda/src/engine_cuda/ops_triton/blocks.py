@@ -24,8 +24,8 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def load_logits(row, offs_v, mask):
-    """Logits of a row; -inf in the place of NaN, and where nothing is."""
-    x = tl.load(row + offs_v, mask=mask, other=float("-inf"))
+    """Logits of a row in float32; -inf in the place of NaN, and where nothing is."""
+    x = tl.load(row + offs_v, mask=mask, other=float("-inf")).to(tl.float32)
     return tl.where(x == x, x, float("-inf"))
 
 
@@ -59,13 +59,16 @@ def blocks_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """first_pass: (peaks [R, num_blocks]: each block's largest logit; sums: of its weights relative to that, of rows
-    that are drawn; found [R]: set to 0). Grid: (num_blocks / EACH, R)."""
-    peaks, sums, found = first_pass
+    that are drawn; found [R]: set to 0; spoilt [R, num_blocks]: whether it holds a NaN). Grid: (num_blocks / EACH,
+    R)."""
+    peaks, sums, found, spoilt = first_pass
     row = tl.program_id(1).to(tl.int64)
     offs_b = tl.program_id(0) * EACH + tl.arange(0, EACH)
     offs_v = offs_b[:, None] * BLOCK + tl.arange(0, BLOCK)[None]
     mask_b = offs_b < num_blocks
-    x = load_logits(logits + row * row_stride, offs_v, offs_v < vocab)
+    x = tl.load(logits + row * row_stride + offs_v, mask=offs_v < vocab, other=float("-inf")).to(tl.float32)
+    tl.store(spoilt + row * num_blocks + offs_b, tl.max((x != x).to(tl.int32), axis=1) > 0, mask=mask_b)
+    x = tl.where(x == x, x, float("-inf"))
     peak = tl.max(x, axis=1)
     tl.store(peaks + row * num_blocks + offs_b, peak, mask=mask_b)
     if tl.program_id(0) == 0:
@@ -84,6 +87,7 @@ class Blocks(NamedTuple):
         peaks: float32 [R, num_blocks].
         sums: int64 [R, num_blocks]; of rows that are drawn.
         found: int32 [R] of zeros, for the second pass.
+        spoilt: bool [R, num_blocks]; which hold a NaN.
         num_blocks: of a row.
         padded: num_blocks, up to a power of 2.
         shift: of weights.
@@ -92,6 +96,7 @@ class Blocks(NamedTuple):
     peaks: torch.Tensor
     sums: torch.Tensor
     found: torch.Tensor
+    spoilt: torch.Tensor
     num_blocks: int
     padded: int
     shift: int
@@ -103,13 +108,14 @@ def shift_of(vocab: int) -> int:
 
 
 def look_at_blocks(logits: torch.Tensor, temperature: torch.Tensor) -> Blocks:
-    """The first pass. logits float32 [R, V], dense in V."""
+    """The first pass, which reads all logits once. logits [R, V], dense in V, of a dtype that float32 holds."""
     rows, vocab = logits.shape
     num_blocks, shift = triton.cdiv(vocab, BLOCK), shift_of(vocab)
     peaks = torch.empty(rows, num_blocks, dtype=torch.float32, device=logits.device)
     sums = torch.empty(rows, num_blocks, dtype=torch.int64, device=logits.device)
     found = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    spoilt = torch.empty(rows, num_blocks, dtype=torch.bool, device=logits.device)
     blocks_kernel[(triton.cdiv(num_blocks, EACH), rows)](
-        logits, logits.stride(0), vocab, temperature, (peaks, sums, found), num_blocks, shift, EACH, BLOCK
+        logits, logits.stride(0), vocab, temperature, (peaks, sums, found, spoilt), num_blocks, shift, EACH, BLOCK
     )
-    return Blocks(peaks, sums, found, num_blocks, power_of_2(num_blocks), shift)
+    return Blocks(peaks, sums, found, spoilt, num_blocks, power_of_2(num_blocks), shift)

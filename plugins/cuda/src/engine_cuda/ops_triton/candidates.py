@@ -111,7 +111,7 @@ class Candidates(NamedTuple):
 
 
 def collect(logits: torch.Tensor, rows: SamplingRows, blocks: Blocks) -> Candidates:
-    """The second pass: counts in `blocks.found` what it collects. logits float32 [R, V], dense in V."""
+    """The second pass: counts in `blocks.found` what it collects. logits as for the first."""
     count, vocab = logits.shape
     values = torch.empty(count, CAPACITY, dtype=torch.float32, device=logits.device)
     ids = torch.empty(count, CAPACITY, dtype=torch.int32, device=logits.device)

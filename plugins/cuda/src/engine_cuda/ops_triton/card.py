@@ -12,7 +12,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 LATER = frozenset(
     {
         *("router_logits", "route", "pack_experts", "experts", "place_experts", "gated_act", "moe_gate"),
-        *("lora_memory", "lora_pack", "lora_place", "lora_add"),
+        *("lora_memory", "lora_pack", "lora_place", "lora_add", "draw"),
     }
 )
 """What was written after the suite ran on a GPU."""
@@ -35,7 +35,8 @@ class TritonOps(OpsCard):
             *("router_logits", "route", "pack_experts", "experts", "place_experts", "gated_act", "moe_gate"),
             *("lora_memory", "lora_pack", "lora_place", "lora_add"),  # engine-lora defines them
             *("causal_conv", "selective_scan", "ssd", "gated_delta"),  # engine-states defines them
-            *("penalties", "mask_tokens", "apply_bitmask", "sample", "reject", "verify", "place_tokens", "logprobs"),
+            *("penalties", "mask_tokens", "apply_bitmask"),
+            *("draw", "sample", "reject", "verify", "place_tokens", "logprobs"),
         }
     )
     body = "engine_cuda.ops_triton.body:TritonOpsBody"

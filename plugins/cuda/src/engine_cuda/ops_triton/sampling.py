@@ -72,20 +72,24 @@ def _unfiltered(row, totals, vocab, scale, bits, SHIFT: tl.constexpr, PADDED: tl
 
 @triton.jit
 def pick_kernel(
-    logits, row_stride, vocab, rows, first_pass, candidates, num_blocks, drafts, tokens, REJECT: tl.constexpr,
+    logits, row_stride, vocab, rows, first_pass, candidates, num_blocks, drafts, drawn, REJECT: tl.constexpr,
     PROBS: tl.constexpr, SHIFT: tl.constexpr, PADDED: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """tokens [R]. Grid: R.
+    """drawn: (tokens [R], broken [R]: whether a row holds a NaN). Grid: R.
 
-    rows: the fields of `SamplingRows`. first_pass: (peaks, sums, found). candidates: (values, ids). drafts: (tokens,
-    their distributions, the stride of these).
+    rows: the fields of `SamplingRows`. first_pass: (peaks, sums, found, spoilt). candidates: (values, ids). drafts:
+    (tokens, their distributions, the stride of these).
     """
     temperature, top_k, top_p, min_p, seeds, positions = rows
-    peaks, sums, found = first_pass
+    peaks, sums, found, spoilt = first_pass
+    tokens, broken = drawn
     values, ids = candidates
     draft_ids, draft_probs, probs_stride = drafts
     index = tl.program_id(0).to(tl.int64)
+    offs_b = tl.arange(0, PADDED)
+    unfit = tl.load(spoilt + index * num_blocks + offs_b, mask=offs_b < num_blocks, other=0)
+    tl.store(broken + index, tl.max(unfit.to(tl.int32), axis=0) > 0)
     row, heat = logits + index * row_stride, tl.load(temperature + index)
     token = tl.full((), 0, tl.int32)
     if is_drawn(heat):
@@ -173,17 +177,22 @@ def verify_kernel(tokens, drafts, start, counts, rows, ROWS: tl.constexpr):
 
 
 class Sampling:
-    """The operations `sample`, `reject` and `verify`. Logits are float32 [R, V]."""
+    """The operations `draw`, `sample`, `reject` and `verify`. Logits [R, V] are read as they come, and once, but for
+    what filters keep: each number in float32."""
+
+    def draw(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token of each row, int32 [R], and which rows hold a NaN, bool [R]. See `engine.interfaces.ops.Ops.draw`."""
+        return _pick(logits, rows, None, None)
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """Draw one token for each row: int32 [R]. See `engine.interfaces.ops.Ops.sample`."""
-        return _pick(logits, rows, None, None)
+        return _pick(logits, rows, None, None)[0]
 
     def reject(
         self, logits: torch.Tensor, rows: SamplingRows, drafts: torch.Tensor, draft_probs: torch.Tensor | None
     ) -> torch.Tensor:
         """A draft, or a token that replaces it, for each row: int32 [R]. See `engine.interfaces.ops.Ops.reject`."""
-        return _pick(logits, rows, drafts, draft_probs)
+        return _pick(logits, rows, drafts, draft_probs)[0]
 
     def verify(self, tokens: torch.Tensor, drafts: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """How many tokens each row gives: int32 [R]. See `engine.interfaces.ops.Ops.verify`."""
@@ -196,12 +205,13 @@ class Sampling:
 
 def _pick(
     logits: torch.Tensor, rows: SamplingRows, drafts: torch.Tensor | None, draft_probs: torch.Tensor | None
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    broken = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
     if not len(logits):
-        return tokens
+        return tokens, broken
     if logits.shape[1] == 1:  # nothing is left to chance; Triton 3.6 ends in an assertion of its own where this is 1
-        return tokens.zero_()
+        return tokens.zero_(), logits.isnan().any(dim=-1)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     if draft_probs is not None and draft_probs.stride(1) != 1:
@@ -210,10 +220,10 @@ def _pick(
     blocks = look_at_blocks(logits, rows.temperature)
     candidates = collect(logits, rows, blocks)
     pick_kernel[(len(logits),)](
-        logits, logits.stride(0), logits.shape[1], tuple(rows), (blocks.peaks, blocks.sums, blocks.found),
-        tuple(candidates), blocks.num_blocks,
-        (drafts, draft_probs, 0 if draft_probs is None else draft_probs.stride(0)), tokens,
+        logits, logits.stride(0), logits.shape[1], tuple(rows),
+        (blocks.peaks, blocks.sums, blocks.found, blocks.spoilt), tuple(candidates), blocks.num_blocks,
+        (drafts, draft_probs, 0 if draft_probs is None else draft_probs.stride(0)), (tokens, broken),
         drafts is not None, draft_probs is not None, blocks.shift, blocks.padded, CAPACITY, BLOCK, tile,
         num_warps=max(4, tile // 512),
     )  # fmt: skip
-    return tokens
+    return tokens, broken

@@ -87,9 +87,9 @@ class CudaWholeSteps:
 
         def step() -> None:
             compute()
-            *_, logits, broken = trial.outputs()
+            *_, logits = trial.outputs()
             rows, slot, place = self.rows(inputs)
-            drawn = self._ops.sample(logits, rows)
+            drawn, broken = self._ops.draw(logits, rows)
             told[:] = [self._ops.place_tokens(drawn, broken, self._tables.tokens, slot, place)]
 
         def prepare(number: int) -> None:

@@ -21,6 +21,11 @@ _FIRST_CANDIDATES = 256
 class Drawing:
     """Temperature, min-p, top-k, top-p and the draw; rejection sampling, and how many tokens a row gives."""
 
+    def draw(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token of each row, int32 [R], and which rows hold a NaN, bool [R]. See `engine.interfaces.ops.Ops.draw`."""
+        wide = widened(logits)
+        return self.sample(wide, rows), wide.isnan().any(dim=-1)
+
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """Draw one token for each row: int32 [R]. See `engine.interfaces.ops.Ops.sample`."""
         drawn = rows.temperature > 0

@@ -175,7 +175,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("linear, many widths by many rows", "thorough_linear"),
             Capability("a matrix of its own for each head", "linear_heads"),
             Capability("input preparation", "prepare_inputs place_tokens"),
-            Capability("check of logits for NaN", "check_logits"),
+            Capability("check of logits for NaN", "check_logits draw"),
             Capability("repetition, frequency and presence penalties", "penalties"),
             Capability("token masks", "mask_tokens"),
             Capability("grammar bitmasks", "apply_bitmask"),

@@ -23,7 +23,7 @@ SETTINGS = (
 
 
 class SamplingOperations(OpsSubject):
-    """`check_logits`, `penalties`, `mask_tokens`, `apply_bitmask`, `sample`, `place_tokens` and `logprobs`."""
+    """`check_logits`, `penalties`, `mask_tokens`, `apply_bitmask`, `draw`, `sample`, `place_tokens` and `logprobs`."""
 
     # -- before and after ----------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
@@ -42,6 +42,24 @@ class SamplingOperations(OpsSubject):
             assert broken.dtype == torch.bool and broken.tolist() == [False, False, True, False, True]
             assert torch.equal(found[[0, 1, 3]], given[[0, 1, 3]].to(found.dtype)), "no number changes"
             assert (found is logits) == (logits.dtype == found.dtype), "wide logits are given back themselves"
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+    @pytest.mark.parametrize("vocab", [1, 300])
+    def test_draw(self, vocab: int, dtype: str) -> None:
+        """Tokens as defined, of the logits' exact numbers, and the rows with a NaN: infinities are none."""
+        draw, n = self.operation("draw", dtype), len(SETTINGS)
+        logits = self.tensor(n, vocab, dtype=dtype, scale=2)
+        logits[:4, vocab // 2] = torch.nan
+        logits[4:7, : vocab - 1] = -torch.inf
+        exact, seeds = plain(logits), [7919 * i for i in range(n)]
+        tokens, broken = draw(logits, rows_of(SETTINGS, seeds, list(range(n)), self.device))
+        assert tokens.dtype == torch.int32 and broken.dtype == torch.bool
+        assert broken.tolist() == [i < 4 for i in range(n)]
+        assert all(0 <= token < vocab for token in tokens.tolist())
+        for i, token in enumerate(tokens.tolist()):
+            if i >= 4:
+                may = sample(exact[i], SETTINGS[i], seeds[i], i, SLACK["float64" if dtype == "float64" else "float32"])
+                assert token in may, f"row {i} of {SETTINGS[i]} gives {token}, not {may}"
 
     @each_kind
     def test_place_tokens(self, dtype: str) -> None:
