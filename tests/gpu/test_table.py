@@ -9,6 +9,7 @@ import sys
 import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from packaging.version import Version
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
-from tests.gpu import first
+from tests.gpu import bench_switches, first
 from tests.gpu import page as page_module
 from tests.gpu.bench_linear import MODELS, choose, measure
 from tests.gpu.bench_moe import Layer, Shape
@@ -95,6 +96,20 @@ def test_what_choosing_a_product_by_shape_would_bring() -> None:
     assert row.figures["usual_ms"] == pytest.approx(4e-3 * every)
     assert row.figures["best_ms"] == pytest.approx(4e-3 * every - 2e-3 * narrow) and 0 < narrow < every
     assert "down cuBLASLt 2.0 of 4.0 us" in row.result and "qkv as it is 4.0 of 4.0 us" in row.result
+
+
+def test_a_switch_that_fails_is_told_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def measured(command: list[str], check: bool) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(returncode=int("platform.dependents=auto" in command))
+
+    monkeypatch.setattr(subprocess, "run", measured)
+    monkeypatch.setattr(sys, "argv", ["bench_switches"])
+    with pytest.raises(SystemExit) as ended:
+        bench_switches.main()
+    assert ended.value.code and len(asked) == len(bench_switches.SWITCHES)
 
 
 def test_time_that_overlaps_counts_once() -> None:
