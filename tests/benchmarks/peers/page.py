@@ -60,8 +60,8 @@ def _work() -> str:
         "target's "
         f"first {DRAFT_LAYERS} layers, with its embedding and head; what its other layers add is multiplied by\n"
         f"{FADING:g}, so that both mostly agree. Each engine drafts {DRAFTS} tokens a step, greedily, and keeps those\n"
-        f"that the target says too. `W6-lora` is W6 over {ADAPTERS} LoRA adapters of rank {RANK} of all linear layers.\n"
-        "`-kv8` is of keys and values of 8 bits, which OpenVINO has as it comes; without it ours have 16."
+        f"that the target says too. `W6-lora` is W6 over {ADAPTERS} LoRA adapters of rank {RANK} of all linear layers."
+        "\n`-kv8` is of keys and values of 8 bits, which OpenVINO has as it comes; without it ours have 16."
     )
     return _table(("work", "what"), rows) + "\n\n" + note
 
