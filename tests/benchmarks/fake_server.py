@@ -9,8 +9,8 @@ import signal
 import sys
 from typing import Any
 
-WARM_UP = 10
-"""Chats that one who will be busy answers."""
+BUSY_AFTER = {"busy": 10, "half": 5}
+"""Chats that one who will be busy answers: all of the warm-up, or half of it."""
 _CHATS = itertools.count()
 
 
@@ -43,7 +43,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fa
     status, kind, content = b"200 OK", b"content-type: application/json\r\n", b"{}"
     if path == b"/v1/models":
         content = b'{"data": [{"id": "fake"}]}'
-    elif path == b"/v1/chat/completions" and fault == "busy" and next(_CHATS) > WARM_UP:
+    elif path == b"/v1/chat/completions" and fault in BUSY_AFTER and next(_CHATS) > BUSY_AFTER[fault]:
         status = b"503 Service Unavailable"
     elif path == b"/v1/chat/completions":
         kind, content = b"transfer-encoding: chunked\r\n", _chat(json.loads(body), fault)

@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.types.errors import EngineError
 from tests.benchmarks.conftest import TINY
 from tests.benchmarks.peers.peer import Peer
 from tests.benchmarks.peers.protocol import Settings
+from tests.benchmarks.peers.results import LeftOut
 from tests.benchmarks.servers import __main__ as command
 from tests.benchmarks.servers import search as searching
 from tests.benchmarks.servers.known import NOT_HAD, OURS, SERVERS, Server
-from tests.benchmarks.servers.page import page
-from tests.benchmarks.servers.process import ServerProcess
+from tests.benchmarks.servers.page import draw, page
+from tests.benchmarks.servers.process import ServerError, ServerProcess
 from tests.benchmarks.servers.results import Load, Point, Results, Search, rate_of
 from tests.benchmarks.servers.search import HIGHEST, LOWEST, search
 
@@ -76,7 +78,9 @@ def test_the_search_finds_the_limit_and_measures_no_rate_twice(limit: int, start
     assert all(LOWEST <= place <= HIGHEST for place in measured) and len(measured) <= 22
 
 
-def test_servers_are_searched_in_turns_and_rounds_are_added(run: Run, tmp_path: Path) -> None:
+def test_servers_are_searched_in_turns_and_rounds_are_added(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results, _ = run("other", flags=("--rounds", "2"))
     assert [(one.server, one.round) for one in results.searches] == [
         ("engine", 1), ("other", 1), ("engine", 2), ("other", 2)
@@ -96,6 +100,9 @@ def test_servers_are_searched_in_turns_and_rounds_are_added(run: Run, tmp_path: 
     assert (tmp_path / "servers.svg").read_text().count("<svg") == 1
     with pytest.raises(SystemExit, match="under another load"):
         run("other", flags=("--rounds", "1", "--words", "9"))
+    monkeypatch.setattr(command, "processor_features", lambda: ["other"])
+    with pytest.raises(SystemExit, match="on a processor with other features"):
+        run("other", flags=("--rounds", "1"))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +137,84 @@ def test_a_server_that_fails_is_named_and_the_others_go_on(run: Run, fault: str,
     assert f"- {fault}, 10M: " in text
 
 
-def test_what_cannot_be_had_is_told(run: Run) -> None:
+def test_a_warm_up_that_fails_in_part_is_the_servers_own(tmp_path: Path) -> None:
+    """The average over what is left would be another than that of the others, who would be blamed."""
+    settings = Settings("none", str(tmp_path), "bf16", 1, 64, 2, 1 << 20)
+    with ServerProcess(fake("half", "half"), Path(sys.executable), tmp_path, settings) as process:
+        process.wait()
+        with pytest.raises(EngineError, match=r"warm the server up; \d+ http_503"):
+            searching.warm_up(process.url, LOAD)
+
+
+class Standing:
+    """In place of a server's process: nothing, whose name says what goes wrong."""
+
+    waited = 0
+    url = "http://nowhere"
+
+    def __init__(self, server: Server, *rest: object) -> None:
+        self.name = server.name
+
+    def wait(self) -> None:
+        type(self).waited += 1
+        if self.name == "die":
+            raise ServerError("die: ended before it served")
+
+    def __enter__(self) -> Standing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.fixture
+def standing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers without processes, which keep every rate."""
+    monkeypatch.setattr(command, "ServerProcess", Standing)
+    monkeypatch.setattr(command, "versions_of", lambda standing: {})
+    monkeypatch.setattr(command, "warm_up", lambda url, load: 9.0)
+    monkeypatch.setattr(command, "measure", lambda url, load, place, seed: point(place, True))
+
+
+def test_a_refused_first_request_ends_no_search(run: Run, standing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may still be at what the rate before has left."""
+    refused = []
+
+    def once_refused(url: str, load: Load, place: int, seed: int) -> Point:
+        if place in refused:
+            return point(place, True)
+        refused.append(place)
+        raise EngineError("send a first request to the server", "http_503", "see the server's log")
+
+    monkeypatch.setattr(command, "measure", once_refused)
+    monkeypatch.setattr(Standing, "waited", 0)
+    results, _ = run(flags=("--rounds", "1", "--seconds", "1"))
+    assert [one.limit for one in results.searches] == [42] and refused == [40, 41, 42] and not results.left_out
+    assert Standing.waited == 1 + len(refused)
+
+
+def test_what_was_left_out_is_forgotten_when_it_is_tried_again(run: Run, standing: None, tmp_path: Path) -> None:
+    found, _ = run("die", "openvino")
+    assert [left.what for left in found.left_out] == ["openvino", "die, 10M"]
+    found.left_out.append(LeftOut("vllm", "no wheel"))
+    found.save(tmp_path / "found.json")
+    again, _ = run("openvino")
+    assert [left.what for left in again.left_out] == ["die, 10M", "vllm", "openvino"], "die was not tried again"
+    last, _ = run("die")
+    assert [left.what for left in last.left_out] == ["vllm", "openvino", "die, 10M"]
+
+
+def test_a_rate_at_which_nothing_was_completed_has_a_page_and_a_plot(tmp_path: Path) -> None:
+    figures = {"completed": 0.0, "good_requests": 0.0, "requests_per_s": 0.0, "goodput_per_s": 0.0}
+    points = [Point(place=8, figures=figures, faults=["4 timeout"], keeps=False)]
+    results = Results(commands=[], date="", threads=2, features=[], loads={"10M": LOAD})
+    results.searches = [Search(model="10M", server="engine", round=1, first_prompt=9.0, limit=None, points=points)]
+    draw(results, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().count("<svg") == 1
+    assert "| `engine` | (2) | 1 |  |  |  |  | 0 | 0 |" in page(results, "plot.svg")
+
+
+def test_what_cannot_be_had_is_told(run: Run, standing: None) -> None:
     results, text = run("openvino")
     assert [one.server for one in results.searches] == ["engine"]
     assert "- openvino: its model server is on no package registry" in text

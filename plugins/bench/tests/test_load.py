@@ -66,12 +66,13 @@ async def test_errors_are_counted_by_what_they_are():
         requests = [target.encode("GET", f"/{i}") for i in range(len(answers))]
         exchanges = await run_load(target, requests, [0.0] * len(answers), timeout=2)
     load = Load(exchanges, [read_outcome(exchange) for exchange in exchanges])
-    report = make_report(load, [Ask([1, 2], 1)] * len(answers), options(), "here")
+    report = make_report(load, [Ask([1, 2], 1 + i) for i in range(len(answers))], options(), "here")
     figures = report.figures
     assert (figures["completed"], figures["errors"], figures["num_requests"]) == (1, 5, 6)
     by_word = {name: count for name, count in figures.items() if name.startswith("errors_")}
     assert by_word == {"errors_http_503": 2, "errors_closed": 2, "errors_timeout": 1}
     assert (figures["input_tokens"], figures["output_tokens"], figures["good_requests"]) == (2, 1, 1)
+    assert figures["output_tokens_asked"] == 1, "those that came to nothing do not count"
     assert Counter(line.split()[0] for line in report.lines if line)["failed"] == 3
 
 

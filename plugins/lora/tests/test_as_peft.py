@@ -41,6 +41,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "tied": {"r": 4, "target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
         },
     ),
+    "an embedding that is scaled": (
+        "Gemma",
+        {"intermediate_size": 96, "tie_word_embeddings": True, "head_dim": 16, "initializer_range": 0.3},
+        {"embedding": {"r": 4, "target_modules": ["embed_tokens", "q_proj"]}},
+    ),
     "Mixtral's experts": (
         "Mixtral",
         {"intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
@@ -81,8 +86,11 @@ def test_what_peft_saves_is_what_it_merges(case: str, tmp_path: Path) -> None:
         adapted.merge_and_unload().save_pretrained(tmp_path / f"merged-{name}")
         expected += generated(str(tmp_path / f"merged-{name}"), SETTINGS)
     requests = [LoRARequest(name, 0, tmp_path / name) for name in forms]
-    with LLM(model=str(tmp_path / "model"), **ADAPTED, **{"adapter.experts": True}) as llm:
-        assert tokens_of(llm, requests) == expected
+    implementations = ("auto", "transformers") if kind == "Gemma" else ("auto",)
+    for implementation in implementations:
+        settings = {**ADAPTED, "adapter.experts": True, "model_impl": implementation}
+        with LLM(model=str(tmp_path / "model"), **settings) as llm:
+            assert tokens_of(llm, requests) == expected
     assert len(expected) == len(forms) * len(PROMPTS)
 
 

@@ -136,6 +136,12 @@ def test_codes_of_bitsandbytes_stand_for_the_same_numbers() -> None:
 GPTQ, COMPRESSED = CASES["gptq"].stored, CASES["w4a16"].stored
 
 
+def weights_of(form: str, kind: str, strategy: str, **more: Any) -> dict[str, Any]:
+    """compressed-tensors' config with such weights."""
+    weights = {"num_bits": 8, "type": kind, "strategy": strategy, "symmetric": True, "group_size": 64, **more}
+    return COMPRESSED | {"format": form, "config_groups": {"g": {"targets": ["Linear"], "weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("stored", "found"),
     [
@@ -146,6 +152,11 @@ GPTQ, COMPRESSED = CASES["gptq"].stored, CASES["w4a16"].stored
         (GPTQ | {"dynamic": {"x": {"bits": 3}}}, "bits of 'x' is 3"),
         (GPTQ | {"dynamic": {"x": {"desc_act": [1]}}}, r"desc_act: input should be a valid boolean"),
         (GPTQ | {"is_marlin_format": True}, "Marlin"),
+        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, "compressed-tensors' format is 'nvfp4-pack-quantized'"),
+        (weights_of("float-quantized", "float", "group"), "strategy is 'group'"),
+        (weights_of("int-quantized", "int", "tensor_group"), "strategy is 'tensor_group'"),
+        (weights_of("float-quantized", "float", "channel", num_bits=4), "num_bits is 4"),
+        (weights_of("pack-quantized", "int", "channel", num_bits=3), "num_bits is 3"),
         (COMPRESSED | {"ignore": ["re:*"]}, "ignore has"),
         (
             COMPRESSED | {"config_groups": {"g": COMPRESSED["config_groups"]["group_0"] | {"targets": ["re:["]}}},

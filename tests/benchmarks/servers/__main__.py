@@ -143,7 +143,12 @@ def run_one(
                 raise ServerError(f"{name}: its first prompts have {found}, of the same text")
 
         def at(place: int) -> Point:
-            point = measure(process.url, load, place, SEED * number + place)
+            try:
+                point = measure(process.url, load, place, SEED * number + place)
+            except EngineError as error:  # it may still be at what a rate before has left; whether it lives is told
+                say(f"  {name}, {model}, round {number}: {rate_of(place):g} conversations/s: {error}; once more")
+                process.wait()
+                point = measure(process.url, load, place, SEED * number + place)
             found = point.figures
             told = f"p99 {found.get('ttft_ms_p99', 0):.0f} ms to the first token"
             told += f", {found.get('tpot_ms_p99', 0):.1f} a token, {found.get('output_tokens_per_s', 0):.0f} tokens/s"
@@ -161,6 +166,8 @@ def measure_all(asked: argparse.Namespace, results: Results, target: Path) -> No
     names = chosen(asked.server, [*SERVERS, *NOT_HAD], "--server")
     models = chosen(asked.model, list(LOADS), "--model")
     folders = {model: checkpoint(MODELS[model], cache) for model in models}
+    again = set(names) | {f"{name}, {model}" for name in names for model in models}
+    results.left_out = [entry for entry in results.left_out if entry.what not in again]
     results.left_out += [LeftOut(name, NOT_HAD[name]) for name in names if name in NOT_HAD]
     standing = []
     for server in (SERVERS[name] for name in names if name in SERVERS):
@@ -205,10 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if target.exists():
         results = Results.load(target)
         if asked.rounds and (
-            results.threads != asked.threads or any(results.loads.get(m, load) != load for m, load in loads.items())
+            (results.threads, results.features) != (asked.threads, processor_features())
+            or any(results.loads.get(m, load) != load for m, load in loads.items())
         ):
             raise SystemExit(
-                f"--json {target}: it was measured under another load, or with other threads; name another"
+                f"--json {target}: it was measured under another load, with other threads, or on a processor with "
+                f"other features ({', '.join(results.features) or 'none known'}); name another"
             )
     if asked.rounds:
         signal.signal(signal.SIGTERM, _end)  # so that the server is ended too

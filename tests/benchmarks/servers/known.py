@@ -118,5 +118,8 @@ VLLM = Server(
 )  # fmt: skip
 
 SERVERS: dict[str, Server] = {server.name: server for server in (OURS, LLAMA_CPP, VLLM)}
-NOT_HAD = {"openvino": "its model server is on no package registry; the packages that are have no HTTP server"}
+NOT_HAD = {
+    "openvino": "its model server is on no package registry: `ovmsclient` is a client of it, `openvino-genai` and "
+    "`optimum-intel` have no HTTP server, and servers that others have put around those are not OpenVINO's"
+}
 """What was asked for and cannot be had, with the reason."""

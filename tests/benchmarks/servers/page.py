@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -146,17 +147,28 @@ def _middle(points: Sequence[Point], name: str) -> float:
     return median([point.figures[name] for point in points if name in point.figures] or [float("nan")])
 
 
+def _cell(figure: float, form: str = "") -> str:
+    """Empty where no turn had it."""
+    return "" if math.isnan(figure) else format(figure, form or (",.3g" if figure < 1000 else ",.0f"))
+
+
+def _good(point: Point) -> float:
+    """The share of the answered turns that kept both objectives; 0 where none was answered."""
+    done = point.figures["completed"]
+    return point.figures["good_requests"] / done if done else 0.0
+
+
 def _kept(points: Sequence[Point]) -> bool:
     return sum(point.keeps for point in points) * 2 > len(points)
 
 
 def _row(server: str, place: int, points: Sequence[Point]) -> tuple[str, ...]:
     names = ("ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99", "goodput_per_s", "requests_per_s")
-    cells = [f"{_middle(points, name):,.3g}" if _middle(points, name) < 1000 else f"{_middle(points, name):,.0f}"
-             for name in names]  # fmt: skip
+    cells = [_cell(_middle(points, name)) for name in names]
     rate = f"{rate_of(place):.3g}"
-    tokens, client = f"{_middle(points, 'output_tokens_per_s'):,.0f}", f"{_middle(points, 'client_cores'):.2f}"
-    return (f"`{server}`", rate if _kept(points) else f"({rate})", str(len(points)), *cells, tokens, client)
+    tokens, client = (_middle(points, name) for name in ("output_tokens_per_s", "client_cores"))
+    cells += [_cell(tokens, ",.0f"), _cell(client, ".2f")]
+    return (f"`{server}`", rate if _kept(points) else f"({rate})", str(len(points)), *cells)
 
 
 def draw(results: Results, path: Path) -> None:
@@ -175,8 +187,7 @@ def draw(results: Results, path: Path) -> None:
                 if (found := _places(results, model, name))
             }
         panels[f"{model}: good turns"] = {
-            name: [(rate_of(place), _middle(points, "good_requests") / _middle(points, "completed"))
-                   for place, points in found if _middle(points, "completed")]
+            name: [(rate_of(place), median([_good(point) for point in points])) for place, points in found]
             for name in _names(results, model)
             if (found := _places(results, model, name))
         }  # fmt: skip

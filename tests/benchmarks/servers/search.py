@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from engine.types.errors import EngineError
 from engine_bench.replay import ReplayOptions, measure_replay
 from engine_bench.report import Report
 from engine_bench.serve import ServeOptions
@@ -29,7 +30,7 @@ TIMEOUT = 20.0
 def measure(url: str, load: Load, place: int, seed: int) -> Point:
     """One rate. The same seed asks every server for the same.
 
-    Raises EngineError where the server does not answer at all.
+    Raises EngineError where the server refuses the first request, which comes before all that is measured.
     """
     wall, processor = time.perf_counter(), time.process_time()
     report = _replay(url, load, rate_of(place), max(2, round(rate_of(place) * load.seconds)), seed)
@@ -43,11 +44,14 @@ def measure(url: str, load: Load, place: int, seed: int) -> Point:
 
 def warm_up(url: str, load: Load) -> float:
     """As many conversations as may run, at once and not measured: the same for every server. Returns how many tokens
-    their first prompts have on average; 0 where none was answered.
+    their first prompts have on average.
 
-    Raises EngineError where the server does not answer.
+    Raises EngineError where the server does not answer all of it: of a part the average is another.
     """
-    return float(_replay(url, load, float("inf"), load.max_num_seqs, 0).figures.get("turn_1_input_tokens", 0))
+    report = _replay(url, load, float("inf"), load.max_num_seqs, 0)
+    if report.figures["completed"] != report.figures["turns"]:
+        raise EngineError("warm the server up", "; ".join(faults_of(report)), "see the server's log")
+    return float(report.figures["turn_1_input_tokens"])
 
 
 def _replay(url: str, load: Load, rate: float, count: int, seed: int) -> Report:

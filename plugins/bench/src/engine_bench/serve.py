@@ -198,7 +198,9 @@ def make_report(load: Load, asks: Sequence[Ask], options: ServeOptions, where: s
         "seconds": seconds,
         "input_tokens": tokens_in,
         "output_tokens": tokens_out,
-        "output_tokens_asked": sum(ask.output_len for ask in asks),
+        "output_tokens_asked": sum(
+            ask.output_len for ask, outcome in zip(asks, load.outcomes, strict=True) if not outcome.error
+        ),
         **finishes(done),
         "requests_per_s": len(done) / seconds if seconds else 0.0,
         "output_tokens_per_s": tokens_out / seconds if seconds else 0.0,
