@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -262,7 +263,12 @@ def test_the_environment_has_every_package(tmp_path: Path) -> None:
         archive.writestr("a_module.py", "x = 1")
     prepare(tmp_path / "to", wheels)
     names = {path.name for path in (tmp_path / "to").glob("*.dist-info")}
-    assert len(names) == len(packages()) > 15 and any(name.startswith("engine_cuda-") for name in names)
+    assert len(names) == len(packages()) > 15
+    needs = re.compile(r"^Requires-Dist: (engine-\w+)", re.MULTILINE)
+    texts = [path.read_text() for path in (tmp_path / "to").glob("*.dist-info/METADATA")]
+    needed = {need.replace("-", "_") for text in texts for need in needs.findall(text)}
+    assert "engine_cpu" in needed
+    assert needed <= {name.partition("-")[0] for name in names}, "what a package builds on is there"
     program = (
         "import a_module; from importlib.metadata import entry_points as e, version as v; print(v('engine-cuda'), "
         "sorted(p.load().__name__ for p in e(group='engine.ops.v0') if p.name.startswith('triton')))"
