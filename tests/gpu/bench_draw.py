@@ -59,7 +59,7 @@ def main() -> None:
         for model, sizes in MODELS.items():
             for name, temperature in TEMPERATURES.items():
                 title = f"draw {model}, {name}, {count} row{'s' * (count > 1)}, us"
-                cold_bytes = CACHED // given.divide
+                cold_bytes = CACHED // given.divide**2
                 tell(measure(title, sizes.vocab // given.divide, count, temperature, given.device, cold_bytes))
 
 

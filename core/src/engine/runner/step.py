@@ -62,7 +62,8 @@ class Step:
         elif self.logits is None:
             (self.hidden,) = others
         else:
-            self.hidden, self.logits = others
+            self.hidden = others[0]
+            self.logits = others[1]
 
 
 class Drawing(NamedTuple):
