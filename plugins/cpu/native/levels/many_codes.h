@@ -1,10 +1,11 @@
-// Products of many rows with weights of whole numbers where there is AVX2 alone: a stretch of a panel is taken apart once
-// for all rows of a chunk, as many_rows.h does it with floats. The sums of a group are exact in whatever order they are added
-// up, and floats are added in the order of groups: the same bits as those of few rows.
+// Products of many rows with weights of whole numbers where there is AVX2 alone: a stretch of a panel is taken apart
+// once for all rows of a chunk, as many_rows.h does it with floats. The sums of a group are exact in whatever order they
+// are added up, and floats are added in the order of groups: the same bits as those of few rows.
 //
-// Without VNNI the products of bytes have 16 bits. Where codes are small, RUN units of 4 inputs are added up in them before
-// they are widened: half the instructions of a product, and less. Codes of 8 bits, which leave no room for two products, are
-// multiplied as pairs of 16 bits instead: RUN is 0. Of codes of 6 bits one unit fits: RUN is 1.
+// Without VNNI the products of bytes have 16 bits. Where codes are small, RUN units of 4 inputs are added up in them
+// before they are widened: half the instructions of a product, and less. Codes of 8 bits, which leave no room for two
+// products, are multiplied as pairs of 16 bits instead: RUN is 0. Of codes of 6 bits two units would fit, but their
+// groups are short, and sums of 32 bits stay in registers when each unit is widened: RUN is 1.
 #pragma once
 
 #include "levels/many_rows.h"
@@ -15,15 +16,17 @@ namespace engine_cpu::ENGINE_CPU_LEVEL {
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define ENGINE_CPU_MANY_CODES
 
-constexpr std::size_t PART = STRETCH / 4;           // units
-constexpr std::size_t MOST_GROUPS = STRETCH / 4;    // of a stretch
-constexpr std::size_t HALF_UNIT = HALF_PANEL * 4;   // bytes
+constexpr std::size_t PART = STRETCH / 4;                  // units of a stretch
+constexpr std::size_t MOST_GROUPS = STRETCH / 4;           // of a stretch
+constexpr std::size_t HALF_UNIT = HALF_PANEL * 4;          // bytes
 constexpr std::size_t HALVES = HALF_PANEL / Words::LANES;  // registers of half a panel
 
-// Units whose sums 16 bits hold, of two products each of a byte of x and a code up to `most`.
+// RUN for codes up to `most`: of a byte of x and a code, so many times two products fit 16 bits.
 constexpr std::size_t run_of(int most) { return most > 63 ? 0 : most > 31 ? 1 : most > 15 ? 4 : 8; }
+constexpr bool run_fits(int most) { return static_cast<int>(run_of(most)) * 2 * most * 127 <= 32767; }
+static_assert(run_fits(15) && run_fits(31) && run_fits(63) && run_fits(255));
 
-// What a group has beside scales: nothing, as all weights' codes have one middle; a code for zero; a minimum, to be added.
+// What a group has beside scales: nothing, as all codes have one middle; a code for zero; a minimum, to be added.
 enum class Beside { middle, zeros, minima };
 
 // A stretch of a panel: of each group 32 scales, and of what is beside them.
@@ -93,8 +96,8 @@ inline void add_words(const std::uint8_t* x, const std::uint8_t* w, __m256i (&su
 
 // The same over several: x [units][MR], of pairs in two planes.
 template <std::size_t RUN, std::size_t MR>
-inline void add_units(const std::uint8_t* x, [[maybe_unused]] std::size_t plane, const std::uint8_t* w, std::size_t units,
-                      __m256i (&sums)[MR][HALVES], Fetch& fetch) {
+inline void add_units(const std::uint8_t* x, [[maybe_unused]] std::size_t plane, const std::uint8_t* w,
+                      std::size_t units, __m256i (&sums)[MR][HALVES], Fetch& fetch) {
     if constexpr (RUN == 1) {
         for (std::size_t u = 0; u < units; ++u, x += MR * 4, w += HALF_UNIT) {
             fetch.unit<64>();
@@ -124,8 +127,8 @@ inline void add_units(const std::uint8_t* x, [[maybe_unused]] std::size_t plane,
     }
 }
 
-// Source: where codes come from. It has RUN, BESIDE and START, the units of a group, widen(panel, unit, part, stretch), and
-// FROM, the rows from which on this is faster (measured on a Zen 5 held to AVX2).
+// Source: where codes come from. It has RUN, BESIDE and START, the units of a group, widen(panel, unit, part, stretch),
+// and FROM, the rows from which on this is faster (measured on a Zen 5 held to AVX2).
 template <typename Source>
 struct ManyCodes {
     static constexpr std::size_t RUN = Source::RUN, PLANES = RUN ? 1 : 2;
@@ -144,16 +147,16 @@ struct ManyCodes {
     void widen(std::size_t panel, std::size_t unit, std::size_t part, Room& room) const {
         source.widen(panel, unit, part, room);
     }
-    void tile(std::size_t size, std::size_t row, std::size_t chunk_row, std::size_t unit, std::size_t part, std::size_t half,
-              Room& room, float* sums, Fetch& fetch) const {
+    void tile(std::size_t size, std::size_t row, std::size_t chunk_row, std::size_t unit, std::size_t part,
+              std::size_t half, Room& room, float* sums, Fetch& fetch) const {
         of_size(size, [&](auto rows_of) {
             of_rows<decltype(rows_of)::value>(row, chunk_row, unit, part, half, room, sums, fetch);
         });
     }
 
     template <std::size_t MR>
-    [[gnu::noinline]] void of_rows(std::size_t row, std::size_t chunk_row, std::size_t unit, std::size_t part, std::size_t half, Room& room,
-                 float* totals, Fetch fetch) const {
+    [[gnu::noinline]] void of_rows(std::size_t row, std::size_t chunk_row, std::size_t unit, std::size_t part,
+                                   std::size_t half, Room& room, float* totals, Fetch fetch) const {
         constexpr std::size_t BYTES = HALF_UNIT * PLANES;
         const std::size_t plane = rows.units * MR * 4, group = std::min(source.group, part);
         const bool begins = unit % source.group == 0, ends = (unit + part) % source.group == 0;
@@ -198,7 +201,8 @@ struct ManyCodes {
     }
 };
 
-// So many words, which lie in the second plane: bytes 0 and 2 of each as 16 bits to the first, the others to the second.
+// So many words, which lie in the second plane: bytes 0 and 2 of each as 16 bits to the first, the others to the
+// second.
 inline void split_words(std::uint8_t* first, std::size_t count) {
     std::uint8_t* second = first + count * 4;
     for (std::size_t i = 0; i < count; i += Words::LANES) {
