@@ -366,7 +366,8 @@ def test_whole_steps_that_cannot_be_are_refused_where_captures_are_insisted_on(
     body._mode = "never"
     assert body.whole_steps(None, None, None, ()) is None  # type: ignore[arg-type]
     assert "platform.capture is never" in caplog.text
-    body._mode, body._whole = "always", True
+    body._mode = "always"
+    body._whole = True
     with pytest.raises(ConfigError, match="is planned by the host; start with --platform.capture_whole never"):
         body.whole_steps(None, None, None, ["attention is planned by the host"])  # type: ignore[arg-type]
     body._whole = False
