@@ -448,6 +448,18 @@ def test_ours_drafts_with_the_checkpoints_own_draft_model(tmp_path: Path) -> Non
     assert 0 < stats.num_accepted_drafts <= stats.num_drafts and not plain._llm.llm_engine.stats().num_drafts
 
 
+def test_kv8_is_the_same_model_with_a_cache_of_8_bits(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """It is converted as bf16 is; ours is told of the cache, OpenVINO has it anyway."""
+    assert Task.parse("W2-kv8") == Task("W2", "kv8") and Task("W2", "kv8").name == "W2-kv8"
+    engine, one = Engine(registry.PEERS["openvino"], PYTHON), bench(tmp_path, [])
+    plain, int8, kv8 = (one.settings(engine, TINY, tiny_checkpoint, form) for form in ("bf16", "int8", "kv8"))
+    assert kv8.converted == plain.converted != int8.converted
+    worker = Ours()
+    worker.load(replace(plain, weights="kv8", kv_bytes=TINY.kv_bytes(8192)))
+    plan = worker._llm.llm_engine.plan
+    assert (plan.start.worker.kv_cache_dtype, plan.start.worker.dtype) == ("int8", "bfloat16")
+
+
 def test_ours_runs_every_workload_on_a_tiny_model(tiny_checkpoint: Path, tmp_path: Path) -> None:
     own = Settings(str(tiny_checkpoint), str(tmp_path), "bf16", 1, 2048, 64, TINY.kv_bytes(8192))
     with PeerProcess(registry.OURS, PYTHON, tmp_path, own) as worker:

@@ -24,7 +24,7 @@ by chance."""
 
 
 def main() -> None:
-    """A process each, one after the other."""
+    """A process each, one after the other. Ends with 1 where one has failed."""
     flags = argparse.ArgumentParser(prog="python -m tests.gpu.bench_switches", description=__doc__)
     flags.add_argument("--model", default="dummy:0.6B")
     flags.add_argument("--title", default="0.6B")
@@ -33,12 +33,15 @@ def main() -> None:
     asked = flags.parse_args()
     if unknown := {name for name in asked.only.split(",") if name} - set(SWITCHES):
         flags.error(f"--only {','.join(sorted(unknown))}: there are {', '.join(SWITCHES)}")
+    failed = False
     for name, settings in SWITCHES.items():
         if asked.only and name not in asked.only.split(","):
             continue
         command = [sys.executable, "-m", "tests.gpu.bench_engine", "--model", asked.model, "--work", asked.work]
         command += ["--title", f"{asked.title}, {name}"]
-        subprocess.run([*command, *(word for each in settings for word in ("--set", each))], check=False)
+        done = subprocess.run([*command, *(word for each in settings for word in ("--set", each))], check=False)
+        failed |= done.returncode != 0
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

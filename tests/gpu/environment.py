@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NATIVE = ("plugins/cpu",)
-"""Packages with code for processors, which would have to be compiled: they are left out, as no GPU needs them."""
 LACKING_ELSEWHERE = ("plugins/audio", "plugins/llguidance", "plugins/playground", "plugins/xgrammar")
 """Packages whose own libraries a GPU machine lacks."""
 
 
 def packages() -> list[Path]:
-    """The folders of what is served, in order of name."""
+    """The folders of what is served, in order of name. Nothing is compiled: `plugins/cpu`, whose cards others build on,
+    is there without its native module, and says so."""
     found = [path.parent for path in ROOT.glob("*/*/pyproject.toml")] + [ROOT / "core"]
-    out = {ROOT / name for name in (*NATIVE, *LACKING_ELSEWHERE)}
+    out = {ROOT / name for name in LACKING_ELSEWHERE}
     return sorted(path for path in found if (path / "src").is_dir() and path not in out and "contrib" not in path.parts)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import subprocess
 import sys
 import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from packaging.version import Version
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
-from tests.gpu import first
+from tests.gpu import bench_switches, first
 from tests.gpu import page as page_module
 from tests.gpu.bench_linear import MODELS, choose, measure
 from tests.gpu.bench_moe import Layer, Shape
@@ -95,6 +97,20 @@ def test_what_choosing_a_product_by_shape_would_bring() -> None:
     assert row.figures["usual_ms"] == pytest.approx(4e-3 * every)
     assert row.figures["best_ms"] == pytest.approx(4e-3 * every - 2e-3 * narrow) and 0 < narrow < every
     assert "down cuBLASLt 2.0 of 4.0 us" in row.result and "qkv as it is 4.0 of 4.0 us" in row.result
+
+
+def test_a_switch_that_fails_is_told_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def measured(command: list[str], check: bool) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(returncode=int("platform.dependents=auto" in command))
+
+    monkeypatch.setattr(subprocess, "run", measured)
+    monkeypatch.setattr(sys, "argv", ["bench_switches"])
+    with pytest.raises(SystemExit) as ended:
+        bench_switches.main()
+    assert ended.value.code and len(asked) == len(bench_switches.SWITCHES)
 
 
 def test_time_that_overlaps_counts_once() -> None:
@@ -247,7 +263,12 @@ def test_the_environment_has_every_package(tmp_path: Path) -> None:
         archive.writestr("a_module.py", "x = 1")
     prepare(tmp_path / "to", wheels)
     names = {path.name for path in (tmp_path / "to").glob("*.dist-info")}
-    assert len(names) == len(packages()) > 15 and any(name.startswith("engine_cuda-") for name in names)
+    assert len(names) == len(packages()) > 15
+    needs = re.compile(r"^Requires-Dist: (engine-\w+)", re.MULTILINE)
+    texts = [path.read_text() for path in (tmp_path / "to").glob("*.dist-info/METADATA")]
+    needed = {need.replace("-", "_") for text in texts for need in needs.findall(text)}
+    assert "engine_cpu" in needed
+    assert needed <= {name.partition("-")[0] for name in names}, "what a package builds on is there"
     program = (
         "import a_module; from importlib.metadata import entry_points as e, version as v; print(v('engine-cuda'), "
         "sorted(p.load().__name__ for p in e(group='engine.ops.v0') if p.name.startswith('triton')))"

@@ -18,11 +18,14 @@ from memory_store import BLOCK, MemoryStore, Request, core_context, pages_of
 
 from engine.interfaces.kv_connector import LATER, Found, Held, Transferred
 from engine.types.parallel import Parallel
+from engine_connectors.device_access import DeviceAccess
 from engine_connectors.pages import page_key
 from engine_connectors.store_scheduler import ASK_AGAIN_SECONDS, PATIENCE_SECONDS, WARN_EVERY, StoreScheduler
 from engine_connectors.store_worker import StoreWorker
+from engine_sdk.conformance.kv_connector.host_pages import HostPages
 
 PAGE_BYTES = 64
+of_all_pools = pytest.mark.parametrize("pool", ["tensor", "device", "paged"])
 
 
 class Hands:
@@ -35,16 +38,48 @@ class Hands:
         return self.now
 
 
-class Engine:
-    """A scheduler half, its ranks and their pools of 40 pages, without anything that computes."""
+class Nothing:
+    """A device's stream, or an event in it, where all is done at once."""
 
-    def __init__(self, *stores: MemoryStore, waits: bool = False, buffer: int = 1 << 20, **more: Any) -> None:
+    def __init__(self, device: torch.device) -> None: ...
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class OnDevice(StoreWorker):
+    """The worker half beside a device."""
+
+    def _access_to(self, pool: Any) -> DeviceAccess:
+        return DeviceAccess(pool, self._per_batch, self.lend)
+
+
+@pytest.fixture(autouse=True)
+def a_device_that_is_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Stream", Nothing)
+    monkeypatch.setattr(torch, "Event", Nothing)
+    monkeypatch.setattr(DeviceAccess, "_pinned", lambda self, pages: torch.empty(pages, PAGE_BYTES, dtype=torch.uint8))
+
+
+class Engine:
+    """A scheduler half, its ranks and their pools of 40 pages, without anything that computes. pool: a tensor in host
+    memory, or reached as one of a device is, or a `PagedPool`."""
+
+    def __init__(
+        self, *stores: MemoryStore, waits: bool = False, buffer: int = 1 << 20, pool: str = "tensor", **more: Any
+    ) -> None:
         context = core_context(None, parallel=Parallel(tp=len(stores)), **more)
         self.core = StoreScheduler(context, stores[0], waits=waits)
         self.pools = [torch.randint(0, 256, (40, PAGE_BYTES), dtype=torch.uint8) for _ in stores]
-        self.workers = [StoreWorker(store, 2, buffer) for store in stores]
-        for worker, pool in zip(self.workers, self.pools, strict=True):
-            worker.register(pool)
+        kind = OnDevice if pool == "device" else StoreWorker
+        self.workers = [kind(store, 2, buffer) for store in stores]
+        for worker, rows in zip(self.workers, self.pools, strict=True):
+            worker.register(HostPages(rows.numpy()) if pool == "paged" else rows)
         self.steps = 0
 
     def step(self, *ranks: int) -> Transferred:
@@ -90,13 +125,14 @@ def content(engine: Engine, pages: list[int]) -> list[bytes]:
     return [bytes(pool[pages].numpy().tobytes()) for pool in engine.pools]
 
 
-def test_pages_come_back_into_another_engine_on_all_ranks() -> None:
+@of_all_pools
+def test_pages_come_back_into_another_engine_on_all_ranks(pool: str) -> None:
     stores = [MemoryStore(), MemoryStore()]
-    first = Engine(*stores)
+    first = Engine(*stores, pool=pool)
     kept = keep(first, Request("a", 22), 3, 22)
     first.close()
     assert [len(store.kept) for store in stores] == [5, 5] and all(store.closed for store in stores)
-    second, request = Engine(*stores), Request("b", 22)
+    second, request = Engine(*stores, pool=pool), Request("b", 22)
     assert second.core.lookup(request, 0) == Found(20, asynchronous=True)
     second.core.allocated(request, pages_of([30, 9, 12, 5, 6, 7]), 0, 20)
     assert not second.step(0).loaded, "one rank has not told"
@@ -126,12 +162,13 @@ def test_only_what_the_pool_does_not_have_is_read() -> None:
     second.close()
 
 
-def test_pages_that_are_gone_fail_alone() -> None:
+@of_all_pools
+def test_pages_that_are_gone_fail_alone(pool: str) -> None:
     store = MemoryStore()
-    first = Engine(store)
+    first = Engine(store, pool=pool)
     keep(first, Request("a", 21), 1, 20)
     first.close()
-    second, request = Engine(store), Request("b", 21)
+    second, request = Engine(store, pool=pool), Request("b", 21)
     assert second.core.lookup(request, 0) == Found(20, asynchronous=True)
     hashes = request.block_keys(0)
     del store.kept[page_key(b"me", 0, hashes[2])]
@@ -144,13 +181,14 @@ def test_pages_that_are_gone_fail_alone() -> None:
     assert len(store.kept) == 5, "and is kept again"
 
 
-def test_a_store_that_raises_loses_nothing_but_its_pages(caplog: pytest.LogCaptureFixture) -> None:
+@of_all_pools
+def test_a_store_that_raises_loses_nothing_but_its_pages(pool: str, caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     first = Engine(store)
     keep(first, Request("a", 21), 1, 20)
     first.close()
     store.broken = True
-    second, request = Engine(store), Request("b", 21)
+    second, request = Engine(store, pool=pool), Request("b", 21)
     second.core.lookup(request, 0)
     second.core.allocated(request, pages_of([11, 12, 13, 14, 15]), 0, 20)
     assert sorted(second.until_loaded().failed.tolist()) == [11, 12, 13, 14, 15]
@@ -160,11 +198,12 @@ def test_a_store_that_raises_loses_nothing_but_its_pages(caplog: pytest.LogCaptu
     assert "the store is broken" in caplog.text
 
 
-def test_a_step_never_waits_for_a_slow_store() -> None:
+@of_all_pools
+def test_a_step_never_waits_for_a_slow_store(pool: str) -> None:
     """What the buffer has no room for is not kept, and is offered again when it is computed again."""
     store = MemoryStore()
     store.gate.clear()
-    engine = Engine(store, buffer=3 * PAGE_BYTES)
+    engine = Engine(store, buffer=3 * PAGE_BYTES, pool=pool)
     pages = list(range(1, 9))
     engine.core.computed(Request("a", 33), pages_of(pages), 32)
     before = content(engine, pages)[0]
@@ -180,13 +219,14 @@ def test_a_step_never_waits_for_a_slow_store() -> None:
     assert engine.core.plan_section() is not None
 
 
-def test_a_request_that_ends_while_it_loads_is_told_all_the_same() -> None:
+@of_all_pools
+def test_a_request_that_ends_while_it_loads_is_told_all_the_same(pool: str) -> None:
     """The core lends its pages until then. Its name may come back meanwhile."""
     store = MemoryStore()
-    first = Engine(store)
+    first = Engine(store, pool=pool)
     kept = keep(first, Request("a", 9), 1, 8)[0]
     first.close()
-    second, request = Engine(store), Request("b", 9)
+    second, request = Engine(store, pool=pool), Request("b", 9)
     for pages in ([5, 6, 7], [8, 9, 10]):
         store.gate.set()
         second.core.lookup(request, 0)
@@ -200,6 +240,32 @@ def test_a_request_that_ends_while_it_loads_is_told_all_the_same() -> None:
         told += second.until_loaded().loaded
     assert told == ["b", "b"] and content(second, [5, 6])[0] == content(second, [8, 9])[0] == kept
     second.close()
+
+
+def test_a_pool_of_pages_is_filled_by_steps_alone() -> None:
+    """What threads have read is written, and told, by the next step; nobody else touches the pool."""
+    stores = [MemoryStore(), MemoryStore()]
+    first = Engine(*stores)
+    kept = keep(first, Request("a", 9), 1, 8)
+    first.close()
+    second, request = Engine(*stores, pool="paged"), Request("b", 9)
+    second.core.lookup(request, 0)
+    second.core.allocated(request, pages_of([5, 6, 7]), 0, 8)
+    before = content(second, [5, 6])
+    assert not second.step().loaded
+    for worker in second.workers:  # its threads end when they have read
+        worker.close()
+    assert not second.news().loaded and content(second, [5, 6]) == before
+    told = second.step()
+    assert list(told.loaded) == ["b"] and not told.failed.size and content(second, [5, 6]) == kept
+    second.core.close()
+
+
+def test_a_stage_that_caches_nothing_has_a_small_buffer() -> None:
+    worker = StoreWorker(MemoryStore(), 1, 256 << 20)
+    worker.register(torch.zeros(30, 0, dtype=torch.uint8))
+    assert len(worker._free) <= 1 << 20
+    worker.close()
 
 
 def test_a_directory_that_takes_time_is_asked_by_a_thread() -> None:

@@ -42,12 +42,12 @@ class Subject:
     Args:
         name: the driver's. level: its option, where it has one. kv_dtype: of its cache.
         lengths: keys of each row. counts: its queries in this step, its last tokens.
-        shared: of its first keys, those that lie in the first row's pages.
+        shared: how many of each row's first keys lie in the first row's pages.
     """
 
     def __init__(
         self, registry: Registry, name: str, level: str, dtype: torch.dtype, kv_dtype: str, lengths: list[int],
-        counts: list[int], group_size: int, layers: int, keys: torch.Tensor, shared: int = 0,
+        counts: list[int], group_size: int, layers: int, keys: torch.Tensor, shared: int,
     ) -> None:  # fmt: skip
         candidate = registry.find("attention", name)
         card: Any = registry.card(candidate)

@@ -86,10 +86,9 @@ public:
         std::int64_t begin, end;                  // keys that any query sees, from the beginning of a step on
         std::int64_t segment_keys;
         std::ptrdiff_t first_pair;  // of its heads' places among the divided; -1: not divided
-        // Of rows that are computed together, the first one: how many segments, from its first on, all have in common.
-        std::size_t common;
-        std::size_t next;  // of them the next row; NONE: it is the last, or alone
-        bool follows;      // it is not the first of them
+        std::size_t common;  // of rows that are computed together the first one's: so many first segments all share
+        std::size_t next;    // of these rows the one behind it; NONE: it is the last, or alone
+        bool follows;        // it is not the first of them
     };
     static constexpr std::size_t NONE = ~std::size_t{0};
 
@@ -137,7 +136,7 @@ private:
     std::unique_ptr<std::atomic<bool>[]> taken_;
     std::unique_ptr<std::atomic<std::size_t>[]> done_;
     std::vector<Row> rows_;
-    std::vector<std::size_t> order_;  // of some rows
+    std::vector<std::size_t> order_;  // rows that may be computed together, by their first pages
 };
 
 }  // namespace engine_cpu

@@ -133,7 +133,7 @@ def test_extremes(level: str, form: str) -> None:
     signs = torch.where(torch.arange(40).unsqueeze(1) % 2 == 0, 1.0, -1.0)
     weight = -3.0 * signs.expand(40, inputs).contiguous()  # the farthest: code 0
     weight[4:8] *= -1
-    weight[:, 1::2] *= torch.where(torch.arange(40).unsqueeze(1) < 20, 1.0, 0.9)
+    weight[20:] *= torch.where(torch.arange(inputs) % 32 == 0, 1.0, -0.99)  # among such the highest codes
     x = torch.ones(14, inputs) * torch.tensor([1.0, -1.0]).repeat(7).unsqueeze(1)
     x[:, 7] *= 0.5
     check(body.linear(x, body.pack(*whole_layer("linear", weight))), x, weight, None, form)

@@ -11,7 +11,7 @@ Everything else is the engine's own: the model, the runner, the sampler, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -140,12 +140,13 @@ class MetaPlatformBody(HostPlatformBody):
 class MetaWholePlatform(MetaPlatform):
     """And decode steps whole."""
 
-    captures_whole = True
     body = "launches:MetaWholePlatformBody"
 
 
 class MetaWholePlatformBody(MetaPlatformBody):
-    def whole_steps(self, ops: Ops, tables: StepTables, parameters: Any) -> CudaWholeSteps:
+    def whole_steps(self, ops: Ops, tables: StepTables, parameters: Any, why_not: Sequence[str]) -> CudaWholeSteps:
+        assert not why_not, why_not
+
         def record(fn: Callable[[], None], trial: Trial | None) -> Callable[[], None]:
             return self.capture(fn, CaptureKey(1), trial)
 

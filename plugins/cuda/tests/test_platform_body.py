@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.interfaces.ops import StepTables
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
 from engine.types.parallel import Parallel
 from engine.types.start import Seat
@@ -15,7 +16,7 @@ from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_
 from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
-from engine_cuda.platform_cuda.late import LateKernels
+from engine_cuda.platform_cuda.late import LateKernels, late_kernels
 from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import StagingRing
 from engine_cuda.platform_cuda.trial import compare, culprit, what_stopped
@@ -321,6 +322,55 @@ def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monke
     with pytest.raises(UnfitDriverError, match="no more of this"):
         CudaPlatformBody(SimpleNamespace(options=CudaPlatformOptions(), start=start))  # type: ignore[arg-type]
     assert done == ["init", "cuda:0", "synchronize", "empty_cache", "asked"]
+
+
+@pytest.fixture
+def body(monkeypatch: pytest.MonkeyPatch) -> CudaPlatformBody:
+    """Asked for whole steps, on a device of 80 GiB of which torch has nothing."""
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: None)
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
+    made = object.__new__(CudaPlatformBody)
+    more = {"mode": "auto", "whole": True, "asked_buckets": (1, 2, 4), "asked_mixed": "never", "max_num_seqs": 4}
+    more |= {"most_drafts": 0, "ranks": 1, "outside": 0, "device": torch.device("cpu")}
+    for name, value in more.items():
+        setattr(made, f"_{name}", value)
+    return made
+
+
+@pytest.mark.parametrize("why_not", [[], ["attention is planned by the host"]], ids=str)
+def test_memory_is_kept_for_whole_steps_where_they_can_be(
+    body: CudaPlatformBody, why_not: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are known by the largest step. Its draws are fetched, yet what is compiled behind it is a start's."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    tables, body._graphs = StepTables(torch.zeros(5, 9, dtype=torch.int32), (), ()), Graphs.__new__(Graphs)
+    made = []
+
+    def largest_step() -> None:
+        late_kernels.serving = True
+        made.append(body.whole_steps(None, tables, None, why_not))  # type: ignore[arg-type]
+
+    taken = 80 * GIB * 9 // 10 - body.kv_cache_memory(largest_step, 0.9).pool_bytes
+    assert taken == GRAPH_BYTES * (3 if why_not else 6) and not late_kernels.serving
+    assert (made == [None]) == bool(why_not) == ("planned by the host" in caplog.text)
+    again = body.whole_steps(None, tables, None, why_not)  # type: ignore[arg-type]
+    assert (again is None) == bool(why_not) and len(caplog.records) == len(why_not)
+
+
+def test_whole_steps_that_cannot_be_are_refused_where_captures_are_insisted_on(
+    body: CudaPlatformBody, caplog: pytest.LogCaptureFixture
+) -> None:
+    body._mode = "never"
+    assert body.whole_steps(None, None, None, ()) is None  # type: ignore[arg-type]
+    assert "platform.capture is never" in caplog.text
+    body._mode, body._whole = "always", True
+    with pytest.raises(ConfigError, match="is planned by the host; start with --platform.capture_whole never"):
+        body.whole_steps(None, None, None, ["attention is planned by the host"])  # type: ignore[arg-type]
+    body._whole = False
+    assert body.whole_steps(None, None, None, ["attention is planned by the host"]) is None  # type: ignore[arg-type]
 
 
 def test_kernels_that_are_compiled_late(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

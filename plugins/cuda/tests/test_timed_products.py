@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from engine.types.errors import ConfigError
+from engine.types.parallel import Parallel
 from engine_cuda.ops_triton_gemv.body import PackedWeight, TritonGemvBody, few_rows
 from engine_cuda.ops_triton_gemv.card import TritonGemvOptions
 from engine_cuda.ops_triton_gemv.timed import TimedProducts
@@ -114,6 +115,17 @@ def test_what_was_found_is_kept_for_such_a_machine(tmp_path: Path) -> None:
     assert clock.asked == 4
     made(clock, file, "another GPU")(x, weight)
     assert clock.asked == 8
+    made(clock, file)(x, weight)
+    assert clock.asked == 8, "what another GPU found stands in the place of this one's"
+
+
+def test_engines_that_write_in_turns_keep_what_both_found(tmp_path: Path) -> None:
+    """Each knows but its own model's products."""
+    clock, file, weight = Clock(2.0, 2.0, 1.0, 2.0), tmp_path / "products.json", packed()
+    one, other = made(clock, file), made(clock, file)
+    one(torch.randn(3, 32), weight)
+    other(torch.randn(2, 32), weight)
+    assert len(json.loads(file.read_text())["a GPU"]) == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a GPU": 3}', '{"a GPU": {"24 x 32, 3 rows, torch.float32": "gone"}}'])
@@ -139,6 +151,19 @@ def test_a_folder_that_cannot_be_made_costs_nothing_but_the_file(
 def test_without_a_gpu_there_is_nothing_to_time() -> None:
     context = SimpleNamespace(options=TritonGemvOptions(choose="time"), device=torch.device("cpu"), platform=None)
     with pytest.raises(ConfigError, match="ops.choose=time"):
+        TritonGemvBody(context)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parallel", [Parallel(tp=2), Parallel(cp=2), Parallel(dp=2)], ids=str)
+def test_ranks_that_compute_the_same_take_the_same_products(parallel: Parallel) -> None:
+    """One that finds another would choose other experts where two are all but equal."""
+    context = SimpleNamespace(
+        options=TritonGemvOptions(choose="time"),
+        device=torch.device("cuda"),
+        platform=None,
+        start=SimpleNamespace(parallel=parallel),
+    )
+    with pytest.raises(ConfigError, match="on several ranks"):
         TritonGemvBody(context)  # type: ignore[arg-type]
 
 

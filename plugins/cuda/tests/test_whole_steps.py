@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,16 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import harness
 from harness import Driver, Request, params, prompt
 
+from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.ops import Ops, StepInputs, StepTables
 from engine.interfaces.platform import Trial
-from engine.interfaces.step import WholeSteps
+from engine.runner.assemble import Assembly
 from engine.runner.worker import TorchWorker
 from engine.sampling.sampler import SlotParameters
 from engine.types.errors import ContractError
-from engine.types.plan import NewSlot
+from engine.types.kv import KVGroup
+from engine.types.plan import NewBlocks, NewSlot, StepPlan
+from engine_cuda.platform_cuda.trial import compare
 from engine_cuda.platform_cuda.whole import CudaWholeSteps
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40}
@@ -29,24 +34,37 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40}
 class WholePlatform(harness.BucketPlatform):
     """Captures decode steps whole, too."""
 
-    captures_whole = True
     body = "test_whole_steps:WholePlatformBody"
 
 
 class WholePlatformBody(harness.BucketPlatformBody):
-    """`launched`: whole steps, so many."""
+    """`launched`: whole steps, so many. Each is tried as `engine_cuda.platform_cuda.graphs.Graphs` tries it."""
 
     launched = 0
+    why_not: Sequence[str] = ()
 
-    def whole_steps(self, ops: Ops, tables: StepTables, parameters: Any) -> WholeSteps:
-        def record(fn: Callable[[], None], trial: Trial | None) -> Callable[[], None]:
-            def replay() -> None:
-                self.launched += 1
-                fn()
+    def whole_steps(
+        self, ops: Ops, tables: StepTables, parameters: Any, why_not: Sequence[str]
+    ) -> CudaWholeSteps | None:
+        self.why_not = why_not
+        return None if why_not else CudaWholeSteps(self, self._record, True, ops, tables, parameters)
 
-            return replay
+    def _record(self, fn: Callable[[], None], trial: Trial) -> Callable[[], None]:
+        found = []
+        for number in (0, 1):
+            trial.prepare(number)
+            fn()
+            found.append(tuple(tensor.clone() for tensor in trial.outputs()))
+        for number, expected in enumerate(found):
+            trial.prepare(number)
+            fn()
+            compare(trial.outputs(), expected, number)
 
-        return CudaWholeSteps(self, record, True, ops, tables, parameters)
+        def replay() -> None:
+            self.launched += 1
+            fn()
+
+        return replay
 
 
 class LaunchedAttention(harness.CapturableAttention):
@@ -55,6 +73,17 @@ class LaunchedAttention(harness.CapturableAttention):
 
 class LaunchedAttentionBody(harness.CapturableAttentionBody):
     plans_by_launches = True
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        """Of steps of one token a row by what lies on the device alone, as launches would: in a trial it is all."""
+        if batch.num_rows == batch.num_tokens and not batch.any_rows:
+            batch = replace(
+                batch,
+                num_decodes=batch.num_rows,
+                query_start_loc_host=batch.query_start_loc.numpy(),
+                seq_lens_bound=batch.seq_lens.numpy(),
+            )
+        return super().plan(batch, group, out)
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +185,88 @@ def test_a_last_token_of_a_prompt_that_is_one_chunk_draws_and_one_before_it_does
     assert found[0] == found[1] and len(found[0]) == 2
 
 
+def test_a_request_that_comes_back_draws_on_in_another_slot() -> None:
+    """Its place in the output is that of its request, and its parameters are its own, not its slot's before."""
+    found = []
+    for worker in (harness.started(), whole()):
+        driver = Driver(worker)
+        drawn, greedy = Request(prompt(9), params(**SAMPLED), slot=0), Request(prompt(4, 1), params(), slot=1)
+        driver.step((drawn, 9), (greedy, 4))
+        for _ in range(3):
+            driver.step((drawn, 1), (greedy, 1))
+        driver.preempt(drawn, slot=1)  # where the other, which ends, has been
+        other = Request(prompt(5, 2), params(**SAMPLED | {"seed": 5}), slot=0)
+        driver.step((drawn, len(drawn.tokens)), (other, 5))
+        for _ in range(4):
+            driver.step((drawn, 1), (other, 1))
+        found.append((drawn.outputs, other.outputs, greedy.outputs))
+    assert found[0] == found[1]
+    assert launched(worker) == 7
+
+
+def test_a_step_whose_drafter_found_nothing_says_how_many_it_found() -> None:
+    """The scheduler takes no result without that for a plan with drafts."""
+    message = harness.start_message(platform="whole", attention="launched")
+    drafter = harness.choice(harness.registry(), "drafter", "ngram", options={"num_tokens": 3, "min_match": 4})
+    worker = harness.started(choices=(*message.choices, drafter))
+    Driver(worker).step((Request([1, 2, 3, 4], params(), slot=0), 4))
+    none = np.zeros(0, np.int32)
+    plan = StepPlan(
+        step_id=1,
+        slot_of_row=np.zeros(1, np.int32),
+        num_computed=np.full(1, 4, np.int32),
+        num_tokens=np.full(1, 4, np.int32),
+        samples=np.ones(1, bool),
+        num_decodes=0,
+        new_slots=[],
+        new_blocks=[NewBlocks(slot=none, index=none, page=none)] * 2,
+        num_drafts=np.full(1, 3, np.int32),
+    )
+    result = worker.execute(plan).result()
+    assert result.num_drafts is not None and result.num_drafts.tolist() == [0]
+    assert result.tokens.shape == (1, 1) and launched(worker) == 0
+
+
+def test_a_trial_leaves_what_its_input_alone_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where so few rows are tried that they see places of the null page that the other input writes."""
+    few = "test_whole_steps.WholePlatformBody.buckets"  # of the module that the worker imports
+    monkeypatch.setattr(few, lambda body, rows, each=1: (2, 5) if each == 1 else ())
+    worker = whole()
+    assert worker._runner is not None and worker._runner._buckets == {1: (2, 5)}
+    driver, request = Driver(worker), Request(prompt(5), params(), slot=0)
+    driver.step((request, 5))
+    driver.step((request, 1))
+    assert launched(worker) == 1
+
+
+def test_the_platform_is_told_why_no_step_is_whole() -> None:
+    worker = harness.started(platform="whole", attention="capturable")
+    assert worker._runner is not None
+    assert worker._runner._platform.why_not == ["attention is planned by the host"]  # type: ignore[attr-defined]
+    driver, request = Driver(worker), Request(prompt(5), params(), slot=0)
+    driver.step((request, 5))
+    driver.step((request, 1))
+    assert launched(worker) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"groups": {"tp": 0}}, None),
+        ({"groups": {"tp": 0, "dp": 0}}, "other ranks share its inputs or draws"),
+        ({"not_captured": None}, "no step is captured"),
+        ({"not_captured": ("ops 'far' is not recorded",)}, "no step is captured"),
+        ({"drafter": SimpleNamespace(observes=False)}, None),
+        ({"drafter": SimpleNamespace(observes=True)}, "the drafter looks at each step"),
+    ],
+    ids=str,
+)
+def test_what_speaks_against_whole_steps(change: dict[str, Any], reason: str | None) -> None:
+    attention = SimpleNamespace(groups=[0], backend=lambda group: LaunchedAttentionBody)
+    built = SimpleNamespace(**{"attention": attention, "groups": {}, "drafter": None, "not_captured": ()} | change)
+    assert Assembly.not_whole(built) == ([] if reason is None else [reason])  # type: ignore[arg-type]
+
+
 def test_rows_take_what_their_slots_hold() -> None:
     """And are sent again only when a request has entered."""
     slots, sent = 5, []
@@ -201,7 +312,11 @@ def test_rows_take_what_their_slots_hold() -> None:
 
 
 def test_what_cannot_be_captured_is_left_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Told once, by the name of what to leave, and not tried again."""
+    asked = []
+
     def refuse(fn: Callable[[], None], trial: Trial | None) -> Callable[[], None]:
+        asked.append(trial)
         raise ContractError("capture a decode step", "it copies from the host", "leave that", point="platform")
 
     tables = StepTables(torch.zeros(3, 9, dtype=torch.int32), (), ())
@@ -210,8 +325,8 @@ def test_what_cannot_be_captured_is_left_or_refused(caplog: pytest.LogCaptureFix
     for insists in (True, False):
         made = CudaWholeSteps(platform, refuse, insists, None, tables, SlotParameters(2, 9))  # type: ignore[arg-type]
         if insists:
-            with pytest.raises(ContractError):
+            with pytest.raises(ContractError, match="it copies from the host; start with --platform.capture_whole"):
                 made.capture(None, lambda: None, trial)  # type: ignore[arg-type]
         else:
-            assert made.capture(None, lambda: None, trial) is None  # type: ignore[arg-type]
-    assert "it copies from the host" in caplog.text
+            assert [made.capture(None, lambda: None, trial) for _ in range(2)] == [None] * 2  # type: ignore[arg-type]
+    assert len(asked) == 2 and caplog.text.count("it copies from the host") == 1

@@ -41,6 +41,7 @@ def fp8_gemm_nt(
     epilogue=None,
 ):
     check(c is None and d.dtype == torch.bfloat16, "kernel 1D2D of Hopper writes bfloat16, and adds nothing")
+    check(d.shape == (len(a[0]), len(b[0])) and d.stride(1) == 1, "results by rows, of all outputs")
     calls.append(("dense", tuple(d.shape)))
     d.copy_(_rows(a, recipe) @ _weights(b[0], b[1], recipe).T)
 
@@ -62,6 +63,11 @@ def m_grouped_fp8_gemm_nt_contiguous(
 ):
     check(grouped_layout.dtype == torch.int32 and grouped_layout.is_contiguous(), "int32, dense")
     check(d.dtype == torch.bfloat16 and len(grouped_layout) == len(d), "an expert for each row, bfloat16")
+    groups, outputs, inputs = b[0].shape
+    check(d.shape == (len(a[0]), outputs) and d.stride(1) == 1, "results by rows, of all outputs")
+    check(b[0].stride(0) == outputs * inputs, "experts one after another")
+    check(b[1].dim() == 3 and len(b[1]) == groups, "scales of each expert")
+    check(b[1].stride(0) == b[1].shape[1] * b[1].shape[2], "those of an expert after another's")
     check(len(d) % ALIGNED == 0, "rows of an expert fill whole blocks")
     calls.append(("grouped", tuple(d.shape)))
     x = _rows(a, recipe)

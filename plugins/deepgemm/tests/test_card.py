@@ -11,6 +11,7 @@ from typing import Any
 
 import deep_gemm_double
 import pytest
+from written import CASES
 
 from engine.interfaces.quantization import QuantizationNeed
 from engine_cuda.gpu import Gpu, Gpus, TorchBuild
@@ -45,6 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_is_served(machine: Any) -> None:
     machine()
     assert DeepGemm.unsupported(need()) == []
+    assert DeepGemm.unsupported(need(CASES["fp8 block"].stored)) == []
     assert DeepGemm.rounding("linear", None).row_group == 128
     assert any("never run on a GPU" in said for said in DeepGemm.remarks(need()))
     machine((10, 0))

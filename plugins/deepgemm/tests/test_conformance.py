@@ -26,8 +26,9 @@ class TestDeepGemm(OverDouble):
     __test__ = True
 
 
+@pytest.mark.slow
 class TestCompressedTensors(OverDouble):
-    """The same of compressed-tensors."""
+    """The same of compressed-tensors, whose blocks `test_layouts` multiplies with."""
 
     case = CASES["fp8 block"]
     stored = CASES["fp8 block"].stored

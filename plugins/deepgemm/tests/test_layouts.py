@@ -12,6 +12,7 @@ import pytest
 import torch
 from deepgemm_body import DoubleBody
 from oracle_body import rounded_rows
+from written import CASES
 
 from engine.interfaces.quantization import LayerShape
 from engine.types.errors import CheckpointError, ConfigError
@@ -115,6 +116,16 @@ def test_products(body: DoubleBody, ordered: bool) -> None:
     assert body.packed_bytes(packed) < 1.6 * meant.numel() + 4096
 
 
+def test_blocks_of_compressed_tensors(body: DoubleBody) -> None:
+    """The same numbers under other names."""
+    tensors, meant = stored({"a": 130}, 200)
+    body._config = {"quantization_config": CASES["fp8 block"].stored}
+    tensors["weight_scale"] = tensors.pop("weight_scale_inv")
+    x = rows(3, 200)
+    packed = body.pack(layer({"a": 130}, 200), tensors)
+    assert torch.equal(body.linear(x, packed), (rounded_rows(x) @ meant.T).bfloat16())
+
+
 @pytest.mark.parametrize(("body", "bias"), [(9, True), (10, False)], indirect=["body"])
 def test_experts(body: DoubleBody, bias: bool) -> None:
     """All of a layer in two products, beside each by itself; nobody's choices add nothing."""
@@ -141,8 +152,15 @@ def test_experts(body: DoubleBody, bias: bool) -> None:
     assert torch.equal(found, by_expert(x, ids, weights, count, one))
     assert not found[1].any()
     assert body.experts(x[:0], packed, ids[:0], weights[:0], act).shape == (0, hidden)
-    moved = packed.tensors(0)
-    assert len(moved) == (6 if bias else 4) and all(t.data_ptr() != 0 for t in moved)
+
+    def by(number: int) -> torch.Tensor:
+        return body.experts(x, packed, torch.full((4, 1), number, dtype=torch.int32), weights[:, :1], act)
+
+    assert not torch.equal(by(0), by(2))
+    for target, source in zip(packed.tensors(0), packed.tensors(2), strict=True):
+        assert target.is_contiguous()  # other ranks send bytes into it
+        target.copy_(source)
+    assert torch.equal(by(0), by(2))
 
 
 def test_kernels_are_compiled_before_requests_come(body: DoubleBody) -> None:
@@ -162,11 +180,14 @@ def test_scales_that_are_no_powers_of_two(body: DoubleBody) -> None:
         body.pack(layer({"a": 128}, 128), tensors)
 
 
-def test_a_library_that_computes_another_thing_is_refused(body: DoubleBody, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["linear", "expert"])
+def test_a_library_that_computes_another_thing_is_refused(
+    body: DoubleBody, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Before anything is served: a neighbour's scale, or an exception."""
     tensors, _ = stored({"a": 256}, 256)
     right = deep_gemm_double.fp8_gemm_nt
-    shape = layer({"a": 256}, 256)
+    shape = layer({"a": 256}, 256, kind=kind)
 
     def wrong(a: Any, b: Any, d: torch.Tensor, **more: Any) -> None:
         right(a, (b[0], b[1].roll(1, 0).contiguous()), d, **more)

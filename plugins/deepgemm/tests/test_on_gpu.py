@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,11 @@ SHAPES = ((2112, 7168), (24576, 1536), (7168, 18432), (4608, 4096))
 ROWS = (1, 3, 16, 64, 100, 256, 1000, 4096)
 NEAR = 2.0**-7
 """Of the largest number of a row's result, beside float64: bfloat16 rounds by 2**-9 of it."""
+
+
+def slow(*values: Any) -> Any:
+    """A kernel is compiled for each shape and most numbers of rows, by nvcc."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.gpu
@@ -71,7 +77,7 @@ def near(found: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [SHAPES[0], *(slow(*shape) for shape in SHAPES[1:])])
 def test_products(outputs: int, inputs: int) -> None:
     """Beside float64."""
     layers = Layers()
@@ -82,7 +88,7 @@ def test_products(outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("experts", "chosen", "hidden", "inner"), [(128, 8, 2048, 768), (64, 6, 2048, 1408)])
+@pytest.mark.parametrize(("experts", "chosen", "hidden", "inner"), [(128, 8, 2048, 768), slow(64, 6, 2048, 1408)])
 def test_experts(experts: int, chosen: int, hidden: int, inner: int) -> None:
     """Of Qwen3-30B-A3B and DeepSeek-V2-Lite, beside float64; a captured step gives what others chose later."""
     layers, act = Layers(), ExpertAct()

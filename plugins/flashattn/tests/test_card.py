@@ -146,7 +146,7 @@ def test_pages_of_two_multiples(machine: Machine) -> None:
 def test_installed_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry's empty flash-attn-3 0.0.0 is none, nor is a torch whose function takes no block table."""
     versions = {"flash-attn": "2.8.3", "flash-attn-3": "0.0.0", "flash-attn-4": "4.0.0b36", "torch": "2.10.0+rocm7"}
-    monkeypatch.setattr(installed, "_version", versions.get)
+    monkeypatch.setattr(installed, "version_of", versions.get)
     monkeypatch.setattr(installed, "_fa3_folder", lambda: None)
     monkeypatch.setattr(installed, "_takes_pages", lambda: False)
     monkeypatch.setattr(installed, "capabilities", lambda: ((9, 0),))
@@ -171,7 +171,7 @@ def test_fa3_is_found_by_its_module(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     package = tmp_path / "flash_attn_3"
     package.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(installed, "_version", {"tokenspeed-fa3": "3.0.0.post1"}.get)
+    monkeypatch.setattr(installed, "version_of", {"tokenspeed-fa3": "3.0.0.post1"}.get)
     monkeypatch.setattr(installed, "capabilities", lambda: ((9, 0),))
     for step in ("no module", "no flags", "flags"):
         installed.facts.cache_clear()
@@ -182,7 +182,7 @@ def test_fa3_is_found_by_its_module(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         found = installed.facts()
         assert found.versions.get("fa3") == (None if step == "no module" else "tokenspeed-fa3 3.0.0.post1")
         assert found.fa3_without == (frozenset({"SOFTCAP", "HDIM256"}) if step == "flags" else frozenset())
-    monkeypatch.setattr(installed, "_version", {}.get)
+    monkeypatch.setattr(installed, "version_of", {}.get)
     installed.facts.cache_clear()
     assert installed.facts().versions["fa3"] == "of an unknown version"
     installed.facts.cache_clear()

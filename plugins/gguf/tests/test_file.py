@@ -162,6 +162,8 @@ def damaged(whole: Path, path: Path, count: int) -> None:
     for that the file does not fill, for whichever of them: numpy's and Python's, touched or not."""
     content, rng = whole.read_bytes(), random.Random(0)
     head = 16384  # the metadata and the list of tensors
+    GGUFCheckpoint.resolve(str(whole))  # what is imported, and kept for good, is no file's
+    tokenizer_json(read_file(whole, lambda key: True))
     tracemalloc.start()
     try:
         for number in range(count):

@@ -165,6 +165,16 @@ def test_a_driver_for_a_head_that_is_the_embedding(tmp_path: Path) -> None:
         assert tokens(answers(path, dtype="float32", quantization=named)) == greedy(model, PROMPTS, 12), named
 
 
+def test_a_driver_of_the_model_that_leaves_embeddings_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head is plain with it, where nobody asked for anything else."""
+    monkeypatch.setattr("engine_reference.models.llama_card._Family.quantized", frozenset({"linear", "head"}))
+    model = tiny_model("Qwen3ForCausalLM", tie_word_embeddings=True, layers=1)
+    path = write(tmp_path / "model.gguf", model, "Q8_0", vocabulary=byte_vocabulary())
+    assert tokens(answers(path, dtype="float64")) == greedy(model, PROMPTS, 12, torch.float64)
+    with pytest.raises(ConfigError, match="head is its embedding, which is plain"):
+        answers(path, dtype="float64", quantization="gguf")
+
+
 def test_parts_and_ranks(tmp_path: Path) -> None:
     """A model in several files, over two ranks: by the portable driver, and by the processor's own."""
     model = tiny_model(

@@ -77,6 +77,7 @@ def prepare_layer_config(
 ):
     padded = -(-shape_n // pad_n_to_multiple) * pad_n_to_multiple, -(-shape_k // pad_k_to_multiple) * pad_k_to_multiple
     group = weight_schema.weight_scale_group_size
+    check(shape_n % 8 == 0 and shape_k % 8 == 0, "what fills tiles up is a multiple of 8")
     check(padded[0] % 128 == 0, "four warps of Hopper's tiles have 128 outputs")
     check(padded[1] % 64 == 0 and (not group or padded[1] % group == 0), "whole tiles and groups of inputs")
     check(not group or (group >= 16 and group & group - 1 == 0), "groups are powers of two, from 16 on")
@@ -133,6 +134,7 @@ def humming_forward(
         return (out if bias is None else out + bias.double()).to(config.dtype)
     check(kind == "grouped_contiguous" and expert_layout.dtype in (torch.int32, torch.int64), "where experts begin")
     check(tuple(expert_layout.shape) == (config.num_experts + 1,), "of each, and the end")
+    check(config.num_experts > 0 and expert_layout.is_contiguous(), "of experts, dense")
     out = inputs.new_full((len(inputs), config.shape[0]), float("nan"))
     for expert in range(config.num_experts):
         part = slice(int(expert_layout[expert]), int(expert_layout[expert + 1]))

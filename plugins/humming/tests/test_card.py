@@ -16,7 +16,7 @@ from written import CASES
 from engine.interfaces.quantization import QuantizationNeed
 from engine_cuda.gpu import Gpu, Gpus, TorchBuild
 from engine_cuda.machine import Machine
-from engine_humming import card
+from engine_humming import card, installed
 from engine_humming.card import Humming
 from engine_humming.installed import Facts
 
@@ -76,6 +76,23 @@ def test_turing_multiplies_float16(machine: Any) -> None:
 
 def test_without_a_gpu() -> None:
     assert "it needs a GPU, not a device of kind 'meta'" in Humming.unsupported(need(device="meta"))
+
+
+def test_where_kernels_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The library looks for toolkits, not along the path; NVRTC's wheel lacks headers that another has."""
+    wheels = {"nvidia-cuda-nvrtc": "13.0"}
+    monkeypatch.setattr(installed, "TOOLKITS", str(tmp_path / "cuda*"))
+    monkeypatch.setattr(installed, "version_of", lambda name: wheels.get(name, ""))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    assert installed._compiler(13) == ""
+    wheels["nvidia-cuda-cccl"] = "13.0"
+    assert installed._compiler(13) == "nvidia-cuda-nvrtc" and installed._compiler(12) == ""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert installed._compiler(12) == str(tmp_path / "home")
+    (tmp_path / "cuda-13").mkdir()
+    assert installed._compiler(12) == str(tmp_path / "cuda-13")
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -107,7 +107,15 @@ def test_experts(name: str) -> None:
     near(found, by_expert(x.double(), ids, weights.double(), 3, one), 2.0**-5)
     assert not found[1].any()
     assert made.experts(x[:0], packed, ids[:0], weights[:0], act).shape == (0, hidden)
-    assert all(len(tensor) for tensor in packed.tensors(2))
+
+    def by(number: int) -> torch.Tensor:
+        return made.experts(x, packed, torch.full((4, 1), number, dtype=torch.int32), weights[:, :1], act)
+
+    assert not torch.equal(by(0), by(2))
+    for target, source in zip(packed.tensors(0), packed.tensors(2), strict=True):
+        assert target.is_contiguous()  # other ranks send bytes into it
+        target.copy_(source)
+    assert torch.equal(by(0), by(2))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +132,20 @@ def test_what_is_refused(name: str, outputs: int, inputs: int, dtype: torch.dtyp
         tensors["SCB"] = tensors["SCB"] * 2.0**-10
     with pytest.raises(ConfigError, match=says):
         body(name, dtype).pack(shape, tensors)
+
+
+def test_experts_are_held_to_their_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No dense layer has tried the library, which computes one by one and joined the same, and wrongly."""
+    right = humming_double.humming_forward
+
+    def wrong(config: Any, inputs: Any, weight: Any, weight_scale: Any, **more: Any) -> Any:
+        return right(config, inputs, weight, weight_scale.roll(1, -2), **more)
+
+    monkeypatch.setattr(humming_double, "humming_forward", wrong)
+    made = body("awq")
+    pairs = [tuple(made.pack(*written("awq", *sizes, "expert", 1)[:2]) for sizes in ((256, 128), (128, 128)))]
+    with pytest.raises(ConfigError, match="multiply with 1 experts by Humming(.|\n)*of the largest number off"):
+        made.pack_experts(pairs)
 
 
 def test_experts_in_orders_of_their_own_are_refused() -> None:

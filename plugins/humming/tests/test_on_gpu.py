@@ -22,11 +22,17 @@ from engine_quantization.readers import taken_apart
 from engine_quantization.trial import widened
 from engine_sdk.conformance import QuantizationConformance
 
-SHAPES = ((6144, 4096), (4096, 14336), (28672, 4096), (1536, 1024))
-"""[O, I] of Llama 3.1 8B's projections, and of Qwen3-0.6B's."""
+SHAPES = ((1536, 1024), (6144, 4096), (4096, 14336), (28672, 4096))
+"""[O, I] of a projection of Qwen3-0.6B, and of those of Llama 3.1 8B."""
+QUICK = ("awq", "deepseek")
+"""Of other forms, and of larger layers, hundreds of kernels are compiled: they are slow."""
 ROWS = (1, 3, 16, 64, 100, 256, 1000, 4096)
 NEAR = 2.0**-6
 """Of the largest number of a row's result, beside float64: bfloat16 rounds it by 2**-9, and scales by as much."""
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def _suites() -> dict[str, type]:
@@ -38,7 +44,7 @@ def _suites() -> dict[str, type]:
         members: dict[str, Any] = {"driver": "humming", "device": "cuda", "case": case, "stored": case.stored}
         members |= {"uncovered": case.uncovered, "__test__": True}
         suite = type(f"Test{words}OnGpu", (OfForm, QuantizationConformance), members)
-        found[suite.__name__] = pytest.mark.gpu(suite)
+        found[suite.__name__] = pytest.mark.gpu(suite if name in QUICK else pytest.mark.slow(suite))
     return found
 
 
@@ -92,8 +98,8 @@ def near(found: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["awq", "gptq", "gptq 8 groups", "w8a16", "fp8 channel", "deepseek"])
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("name", [*QUICK, *(slow(name) for name in ("gptq", "gptq 8 groups", "w8a16", "fp8 channel"))])
+@pytest.mark.parametrize(("outputs", "inputs"), [SHAPES[0], *(slow(*shape) for shape in SHAPES[1:])])
 def test_products(name: str, outputs: int, inputs: int) -> None:
     """Beside float64."""
     layers = Layers(name)
@@ -104,7 +110,7 @@ def test_products(name: str, outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["awq", "deepseek"])
+@pytest.mark.parametrize("name", ["awq", slow("deepseek")])
 def test_experts(name: str) -> None:
     """Of Qwen3-30B-A3B, beside float64; a captured step gives what others chose later."""
     experts, chosen, hidden, inner = 128, 8, 2048, 768

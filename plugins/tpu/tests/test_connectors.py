@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from engine import LLM, SamplingParams
 from engine.process import wire
 from engine_reference.connector_host.scheduler_half import Copies
 from engine_tpu import pages as pages_module
-from engine_tpu.pages import DevicePages
+from engine_tpu.pages import DevicePages, Moving
 
 HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2}
 """On four devices, each head of keys lies on two."""
@@ -33,8 +34,8 @@ def counts(llm: LLM, connector: str) -> dict[str, int]:
     return {event: count for driver, event, count in llm.llm_engine.stats().kv_connectors if driver == connector}
 
 
-def talk(llm: LLM, number: int) -> list[list[list[int]]]:
-    """Two turns of five conversations, of which two begin alike: what was said comes back, with a little more."""
+def asked(number: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Five prompts, of which two begin alike."""
     rng = np.random.default_rng(number)
     prompts = [rng.integers(0, VOCAB_SIZE, n).tolist() for n in rng.integers(18, 46, 5)]
     prompts[1][:17] = prompts[0][:17]
@@ -42,6 +43,12 @@ def talk(llm: LLM, number: int) -> list[list[list[int]]]:
         SamplingParams(temperature=0.8 * (n % 2), seed=n, max_tokens=int(rng.integers(8, 30)), ignore_eos=True)
         for n in range(len(prompts))
     ]
+    return prompts, params
+
+
+def talk(llm: LLM, number: int) -> list[list[list[int]]]:
+    """Two turns of five conversations: what was said comes back, with a little more."""
+    prompts, params = asked(number)
     turns = []
     for _ in range(2):
         turns.append(tokens_of(llm, prompts, params))
@@ -120,6 +127,42 @@ def test_a_store_of_several_engines(checkpoints: Any, tmp_path: Path) -> None:
     assert run({"weights": "int8"}) == (rounded, 32) and run(None) == (wanted, 32)
 
 
+def test_aborts(checkpoints: Any, tmp_path: Path) -> None:
+    """Requests end at any time, with pages on their way to and from both connectors: the others' tokens are right, and
+    all pages come back."""
+    folder = checkpoints("LlamaForCausalLM", **HEADS)
+    stored = {"kv_connector": {"path": str(tmp_path)}}
+    connectors = {"kv_connector": "file,host", "swap_space": 1 << 20}
+    with (
+        jax_engine(folder, FEW, dtype="float64") as plain,
+        jax_engine(folder, FEW, stored, **connectors, **CROWDED | {"num_kv_pages": 9}) as llm,
+    ):
+        engine, rng, whole = llm.llm_engine, np.random.default_rng(0), 0
+        for turn in range(6):
+            prompts, params = asked(turn % 2)
+            wanted = tokens_of(plain, prompts, params)
+            names = [f"{turn} {n}" for n in range(len(prompts))]
+            for name, prompt, param in zip(names, prompts, params, strict=True):
+                engine.add_request(name, {"prompt_token_ids": prompt}, param)
+            said, aborted = dict[str, list[int]](), set[str]()
+            until = time.monotonic() + 60
+            while engine.has_unfinished_requests() or engine.stats().pages_used:
+                assert time.monotonic() < until, "a request does not end, or its pages do not come back"
+                for output in engine.step():
+                    if output.finished:
+                        said[output.request_id] = list(output.outputs[0].token_ids)
+                running = [name for name in names if name not in said and name not in aborted]
+                if running and rng.random() < 0.05:
+                    aborted.add(str(rng.choice(running)))
+                    engine.abort_request(list(aborted))
+            for name, tokens in zip(names, wanted, strict=True):
+                assert name in aborted or said[name] == tokens
+            whole += len(names) - len(aborted)
+            assert engine.stats().swap_pages_used == 0
+        assert 10 < whole < 28 and counts(llm, "file")["loaded_tokens"] > 0
+        assert engine.stats().num_swap_preemptions > 0
+
+
 def test_what_moving_pages_costs_the_host(checkpoints: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With connectors at work, a step that moves nothing is one copy to the device and waits for nothing; one that
     moves pages out waits for nothing either."""
@@ -150,16 +193,18 @@ def test_pages_lie_alike_on_every_mesh(dtype: str, checkpoints: Any, monkeypatch
     for size in (1, 2, 4, 8):
         with jax_engine(folder, FEW | {"tensor_parallel": size, "warm_up": False}, **sizes) as llm:
             steps, memory = worker_of(llm)._runner._steps, worker_of(llm)._runner._memory
+            page_bytes = llm.llm_engine.plan.start.worker.layout.page_bytes
+            monkeypatch.setattr(pages_module, "_MOST_BYTES", 64 * page_bytes)
+            monkeypatch.setattr(pages_module, "STAGED", 70 * page_bytes)
             pages = DevicePages(steps, memory)
-            assert pages.page_bytes == llm.llm_engine.plan.start.worker.layout.page_bytes
-            monkeypatch.setattr(pages_module, "STAGED", 30 * pages.page_bytes * (4 if size == 8 else 1))
+            assert pages.page_bytes == page_bytes
+            _bound(pages, monkeypatch)
             if first is None:
                 first = rng.integers(0, 255, (200, pages.page_bytes), np.uint8)
             pages.write(np.arange(200, dtype=np.int32), first)
             for count in (0, 1, 3, 85, 199):
                 some = rng.permutation(200)[:count].astype(np.int32)
                 assert np.array_equal(pages.read(some)(), first[some])
-                assert sum(one.num_bytes for one in pages._under_way) <= pages_module.STAGED
             moved = rng.permutation(200)[:23].astype(np.int32)
             before, content = pages.read(moved), pages.read(moved[::-1])
             pages.write(moved, content())
@@ -173,6 +218,17 @@ def test_pages_lie_alike_on_every_mesh(dtype: str, checkpoints: Any, monkeypatch
                 if "from the host" in str(key):
                     needs, pools = compiled.memory_analysis(), sum(pool.nbytes for pool in memory.pools) // size
                     assert needs.alias_size_in_bytes >= pools and needs.temp_size_in_bytes < pools / 2, key
+
+
+def _bound(pages: DevicePages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More bytes under way than there may be are an error, at any time."""
+
+    class Bounded(Moving):
+        def __init__(self, array: Any, num_bytes: int, wanted: bool) -> None:
+            assert num_bytes + sum(one.num_bytes for one in pages._under_way) <= pages_module.STAGED
+            super().__init__(array, num_bytes, wanted)
+
+    monkeypatch.setattr(pages_module, "Moving", Bounded)
 
 
 def _values(steps: Any, memory: Any, page: int, numbers: Any) -> np.ndarray:

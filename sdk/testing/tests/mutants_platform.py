@@ -172,10 +172,17 @@ class OtherDevice(HostPlatformBody):
         return torch.device("meta")
 
 
+class WholeRegardless(HostPlatformBody):
+    """whole steps are made whatever speaks against them"""
+
+    def whole_steps(self, ops: Any, tables: Any, parameters: Any, why_not: Any) -> Any:
+        return self
+
+
 MUTANTS = [
     DirtyPool, OnePool, PaddedPages, OtherKind, NoProfile, ForgetsSteps, IgnoresUtilization, LateCopies, ShortRing,
     DenseOnly, Backwards, OneResult, WaitOnce, ReplaysNothing, CapturesEverything, DescendingBuckets, IdleBuckets,
-    OtherDevice,
+    OtherDevice, WholeRegardless,
 ]  # fmt: skip
 
 globals().update(suites_of(PlatformConformance, "host", MUTANTS))

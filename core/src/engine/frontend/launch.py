@@ -447,31 +447,16 @@ def _decide_runner(
 
 
 def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
-    """The most tokens of a request. Raises ConfigError where the model, or what one step takes, is smaller."""
+    """The most tokens of a request. Raises ConfigError where the model was made for fewer."""
     if config.max_model_len is None:
-        longest = min(model.max_model_len, model.pooler.max_tokens or model.max_model_len)
-    elif config.max_model_len > model.max_model_len:
+        return min(model.max_model_len, model.pooler.max_tokens or model.max_model_len)
+    if config.max_model_len > model.max_model_len:
         raise ConfigError(
             f"max_model_len={config.max_model_len}",
             f"the model was made for {model.max_model_len} positions",
             f"choose {model.max_model_len} or less",
         )
-    else:
-        longest = config.max_model_len
-    if model.encoder is not None and config.max_num_batched_tokens <= model.encoder.max_tokens:
-        raise ConfigError(
-            f"max_num_batched_tokens={config.max_num_batched_tokens} with {model.architecture}",
-            f"what its encoder reads, up to {model.encoder.max_tokens} tokens, is one step's, and the decoder's too",
-            f"set max_num_batched_tokens to {model.encoder.max_tokens + 1} or more",
-        )
-    for name in ("max_num_batched_tokens", "long_prefill_token_threshold") if model.whole_prompts else ():
-        if 0 < (tokens := getattr(config, name)) < longest:
-            raise ConfigError(
-                f"{name}={tokens} with {model.architecture}",
-                f"each of its tokens sees all others, so a prompt of up to {longest} tokens is one step's",
-                f"set {name} to {longest} or more, or max_model_len to less",
-            )
-    return longest
+    return config.max_model_len
 
 
 def _chat_template(config: EngineConfig) -> str | None:

@@ -56,8 +56,6 @@ class PlatformCard(Card):
             them, which pad the step up to its bucket.
         captures_drafts: where it is not "never", the body's `buckets` takes the tokens of a row as well.
         captures_mixed: whether it captures steps with prompts in them: `buckets` is asked for their tokens then.
-        captures_whole: whether the body has `whole_steps`, which makes an `engine.interfaces.step.WholeSteps` or None;
-            for attention that plans by launches alone; since minor 5.
         step_timeout: seconds that no step takes on such a device, whatever the model: a core that says nothing for as
             long is taken for hung, where `--step-timeout` does not say otherwise.
         own_points: points of which `worker` brings its own drivers, such as ops, attention and quantization: none is
@@ -69,7 +67,6 @@ class PlatformCard(Card):
     skips_padding: bool = False
     captures_drafts: CapturesDrafts = "never"
     captures_mixed: bool = False
-    captures_whole: bool = False
     step_timeout: float = 600.0
     own_points: frozenset[str] = frozenset()
 

@@ -170,20 +170,18 @@ class StepPart:
 
 
 class WholeSteps(Protocol):
-    """Decode steps as one launch, from the tables of slots to the drawn tokens: what `whole_steps` of a platform makes
-    of the worker's ops, its `StepTables`, and the parameters of slots (`engine.sampling.sampler.SlotParameters`)."""
+    """Decode steps as one launch, from the tables of slots to the drawn tokens. A platform whose body has `whole_steps`
+    (minor 5) makes it of the worker's ops, its `StepTables`, the parameters of slots (`engine.sampling.sampler`'s), and
+    reasons against it: where there are any it gives None, and says them if a user has asked for such steps. That is
+    called before the largest step is measured, and again to serve."""
 
     def capture(
         self, inputs: StepInputs, compute: Callable[[], None], trial: Trial
     ) -> Callable[[int], torch.Tensor] | None:
-        """A step of R rows of one token, after the same was captured without its inputs and its draw.
+        """A step of R rows of one token. None where it cannot be captured, which the platform has told; else what
+        launches it and gives the tokens of so many rows, as `Ops.place_tokens` does, in memory of the caller's own.
 
-        Args:
-            inputs: their first four are filled before each launch.
-            compute: launches all up to the logits, float32 [R, V], and which are broken, bool [R]: the last of
-                `trial.outputs()`. What it reads besides lies in the tables.
-            trial: its `prepare` does nothing.
-
-        Returns what launches it and gives the tokens of so many rows, as `Ops.place_tokens` does, in memory that is the
-        caller's alone; None where it cannot be captured, which the platform has told.
+        inputs: their first four are filled before each launch. compute: launches all up to the logits, float32 [R, V],
+        and which are broken, the last of `trial.outputs()`; what it reads besides lies in the tables. trial: its
+        `prepare` empties the null page, which is every block of every slot.
         """

@@ -58,8 +58,8 @@ class NodeProcess(Protocol):
 
 class LocalProcess:
     """`python -m MODULE DIRECTORY` on this machine, in a process group of its own: Ctrl-C in a terminal reaches this
-    process alone. Not in a session: so the system continues one that is stopped when this process ends, however it
-    ends, and it sees that it has no parent any more. See `NodeProcess`.
+    process alone. Not in a session of its own: so the system continues one that is stopped when this process ends,
+    however that is, and it sees that it has no parent any more. See `NodeProcess`.
 
     Args:
         module: to run; it calls `engine.process.run.run`.

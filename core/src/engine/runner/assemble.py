@@ -29,7 +29,7 @@ from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed, KVC
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
 from engine.interfaces.ops import Ops, ops_needs
-from engine.interfaces.platform import STREAM, CapturesDrafts, Platform, PlatformCard, PlatformNeed
+from engine.interfaces.platform import STREAM, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import Quantization, QuantizationCard, QuantizationNeed, stored_form
 from engine.interfaces.step import StepPart
 from engine.plugin import Registry, Selection, points
@@ -82,20 +82,14 @@ class Assembly:
     attention: AttentionLayers
     model: Model
     groups: dict[str, ProcessGroup]
+    card: type[PlatformCard]
+    """The platform's."""
     drafts: tuple[Model, ...] = ()
     drafter: ChosenDrafter | None = None
     processors: tuple[Processor, ...] = ()
     connectors: dict[str, KVConnectorWorker] = field(default_factory=dict)
     not_captured: tuple[str, ...] | None = None
     """Why no step can be captured, empty where they can be; None where the platform captures nothing anyway."""
-    skips_padding: bool = False
-    """`engine.interfaces.platform.PlatformCard.skips_padding`."""
-    captures_drafts: CapturesDrafts = "never"
-    """`engine.interfaces.platform.PlatformCard.captures_drafts`, where attention and drafter are for it."""
-    captures_mixed: bool = False
-    """The same of steps with prompts in them, which none has with a drafter."""
-    captures_whole: bool = False
-    """The same of decode steps from their inputs to their draws, of a worker that shares neither with others."""
     captures_models: bool = False
     """Whether passes of the drafter's models can be captured."""
     layerwise: frozenset[str] = frozenset()
@@ -108,6 +102,17 @@ class Assembly:
     """The layers whose residual stream the drafter reads."""
     experts: CountsTokens | None = None
     """What counts the tokens of routed experts."""
+
+    def not_whole(self) -> list[str]:
+        """Why no decode step is captured from its inputs to its draws: see `engine.interfaces.step.WholeSteps`."""
+        bodies = [self.attention.backend(group) for group in self.attention.groups]
+        against = {
+            "no step is captured": self.not_captured != (),
+            "attention is planned by the host": not all(getattr(body, "plans_by_launches", False) for body in bodies),
+            "other ranks share its inputs or draws": bool(self.groups.keys() & {"pp", "cp", "dp"}),
+            "the drafter looks at each step": self.drafter is not None and self.drafter.observes,
+        }
+        return [reason for reason, holds in against.items() if holds]
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -157,15 +162,12 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         attention,
         model,
         groups,
+        card,
         drafts,
         drafter,
         processors,
         connectors,
         _not_captured(card, start, chosen, attention, adapters),
-        card.skips_padding,
-        card.captures_drafts if drafter is not None and attention.captures("uniform", "any") else "never",
-        card.captures_mixed and drafter is None and attention.captures("any"),
-        card.captures_whole and not groups.keys() & {"pp", "cp", "dp"} and attention.plans_by_launches(),
         all(_not_captured(card, *of_draft, attention) == () for of_draft in zip(starts, of_drafts, strict=True)),
         layerwise=frozenset(
             selection.candidate.name
@@ -235,7 +237,7 @@ def step_parts(
         max_tokens=1 if drafter is None else 1 + drafter.num_tokens,
         branches=drafter is not None and drafter.branches,
         buckets=platform.buckets(start.max_num_seqs) if captures else (),
-        skips_padding=built.skips_padding,
+        skips_padding=built.card.skips_padding,
     )
     drafting = Drafting(
         drafter, ops, platform, session, faults, lambda slots: parameters.penalised[slots] | processors.used_by(slots)

@@ -269,10 +269,6 @@ class AttentionLayers:
         """Whether every group's `capture_level` is among these."""
         return all(self.backend(group).capture_level in levels for group in self.groups)
 
-    def plans_by_launches(self) -> bool:
-        """Whether every group's plans can be captured too."""
-        return all(getattr(self.backend(group), "plans_by_launches", False) for group in self.groups)
-
 
 def _form(kind: str) -> str:
     return kind if kind in ("state", "cross") else ""

@@ -95,7 +95,6 @@ class StepInputBuffers:
         inputs: for `Ops.prepare_inputs`.
         kv_index: int64 [T]; the batches'. The positions themselves where no tokens pad rows, and no drafts branch.
         batches: one for each KV group; groups of one table have the same. Their host arrays change from step to step.
-        query_start_loc_host, seq_lens_bound: these host arrays: numpy int32 [R + 1] and [R].
         header_host: int32 numpy [4, R + 1 or more]: slot_of_row, num_computed, seq_lens and query_start_loc as they go.
         select: int64 [T], or [R] of rows of any numbers; which tokens draw, as a captured step reads them; else None.
     """
@@ -106,8 +105,6 @@ class StepInputBuffers:
     inputs: StepInputs
     kv_index: torch.Tensor
     batches: tuple[AttentionBatch, ...]
-    query_start_loc_host: np.ndarray
-    seq_lens_bound: np.ndarray
     header_host: np.ndarray
     select: torch.Tensor | None
 
@@ -202,7 +199,6 @@ class StepBuffers:
         hidden = None if self.hidden is None or tokens_per_row == 1 else self.hidden[:num_tokens]
         kv_index = inputs.positions if tokens_per_row < 2 and hidden is None and whole else self._kv_index[:num_tokens]
         seq_lens_bound = header_host[2, :num_rows] if whole else self._bounds[:num_rows]
-        query_start_loc_host = header_host[3, : num_rows + 1]
         caches: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = dict(
             enumerate(zip(inputs.block_tables, inputs.slot_mappings, strict=True))
         )
@@ -213,7 +209,7 @@ class StepBuffers:
                 num_tokens=num_tokens,
                 num_decodes=0,
                 query_start_loc=inputs.query_start_loc,
-                query_start_loc_host=query_start_loc_host,
+                query_start_loc_host=header_host[3, : num_rows + 1],
                 seq_lens=inputs.seq_lens,
                 seq_lens_bound=seq_lens_bound,
                 block_table=block_table,
@@ -234,8 +230,6 @@ class StepBuffers:
             inputs,
             kv_index,
             tuple(of_table[group.table] for group in self._groups),
-            query_start_loc_host,
-            seq_lens_bound,
             header_host,
             select,
         )

@@ -67,11 +67,11 @@ class Draws(StepPart):
         return Drawing.of(plan, np.flatnonzero(plan.samples if self._draws else ()))
 
     def plain(self, plan: StepPlan) -> bool:
-        """Whether each row draws one token from its logits as they come, and nothing more."""
-        slots, edited = plan.slot_of_row, self._processors.used_by
-        draws = plan.num_decodes == plan.num_rows > 0 and not plan.masks_follow and bool(plan.samples.all())
-        kept = draws and bool(self.parameters.plain[slots].all()) and not edited(slots).any()
-        return kept and self._faults.among(slots) is None
+        """Whether each row only draws a token, from its logits as they come, and its result holds nothing else."""
+        slots = plan.slot_of_row
+        if plan.num_drafts is not None or plan.masks_follow or self._faults.among(slots) is not None:
+            return False
+        return bool((plan.samples & self.parameters.plain[slots]).all()) and not self._processors.used_by(slots).any()
 
     @staticmethod
     def drawn(plan: StepPlan, tokens: torch.Tensor) -> StepOutput:

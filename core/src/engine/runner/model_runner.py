@@ -15,18 +15,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.model import LayerIterator, State
-from engine.interfaces.platform import CaptureKey, Trial
+from engine.interfaces.platform import CaptureKey, CapturesDrafts, Trial
 from engine.interfaces.step import LayerListener, StepPart, WholeSteps
 from engine.plugin.loading import brought
 from engine.runner.assemble import Assembly, step_parts
-from engine.runner.buffers import Sent, SlotTables, StepBuffers, copy_pages
+from engine.runner.buffers import SlotTables, StepBuffers, copy_pages
 from engine.runner.capture import DecodeTrial, buckets_of, decodes, padding_of, width_of, widths_of
 from engine.runner.results import FailedStep, PendingSample, RunningStep
 from engine.runner.step import Drawing, LaunchedStep, Step
@@ -60,12 +60,15 @@ class ModelRunner:
         self._first_layer = start.place.stage.start
         self._adapted = nullcontext if built.adapters is None else built.adapters.at
         self._buckets: dict[int, tuple[int, ...]] = {}
-        self._captures_drafts = built.captures_drafts
+        self._captures_drafts: CapturesDrafts = "never"
         if built.not_captured == () and not profiles:
-            num_drafts = 0 if built.drafter is None else built.drafter.num_tokens
-            widths = widths_of(self._captures_drafts, num_drafts, start.max_model_len)
-            self._buckets = buckets_of(platform, start.max_num_seqs, (0, *widths) if built.captures_mixed else widths)
-        self._skips_padding = built.skips_padding
+            drafter, attends = built.drafter, built.attention.captures
+            if drafter is not None and attends("uniform", "any"):
+                self._captures_drafts = built.card.captures_drafts
+            widths = widths_of(self._captures_drafts, 0 if drafter is None else drafter.num_tokens, start.max_model_len)
+            mixed = built.card.captures_mixed and drafter is None and attends("any")
+            self._buckets = buckets_of(platform, start.max_num_seqs, (0, *widths) if mixed else widths)
+        self._skips_padding = built.card.skips_padding
         self._max_rows = start.max_num_seqs
         max_rows = max(start.max_num_seqs, *(rows[-1] for width, rows in self._buckets.items() if width), 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
@@ -78,9 +81,8 @@ class ModelRunner:
         self._draws, parts = step_parts(start, built, self._slots, max_tokens, profiles)
         self._is_last = start.place.draws
         self._whole: WholeSteps | None = None
-        if built.captures_whole and self._buckets:
-            whole_steps = cast("Any", platform).whole_steps
-            self._whole = whole_steps(self._ops, self._slots.tables, self._draws.parameters)
+        if (whole_steps := getattr(platform, "whole_steps", None)) is not None:
+            self._whole = whole_steps(self._ops, self._slots.tables, self._draws.parameters, built.not_whole())
         self._parts = parts
         self._leave = [part.leave for part in parts if _has(part, "leave")]
         self._enter = [part.enter for part in parts if _has(part, "enter")]
@@ -167,14 +169,18 @@ class ModelRunner:
 
     def _capture_whole(self, whole: WholeSteps, step: Step) -> Callable[[int], torch.Tensor] | None:
         """The same step once more, with what is launched before and behind it: what it leaves is its own."""
-        own = Step(step.frame, step.plans, step.more, listeners=self._listeners)
+        own, pool = Step(step.frame, step.plans, step.more, listeners=self._listeners), self._attention.pool
+        assert pool is not None
+
+        def prepare(number: int) -> None:
+            pool[NULL_PAGE] = 0
 
         def compute() -> None:
             self._ops.prepare_inputs(self._slots.tables, own.frame.inputs)
             self._plan_attention(own, keep=True)
             self._forward(own)
 
-        return whole.capture(own.frame.inputs, compute, Trial(lambda number: None, own.outputs, own.replace))
+        return whole.capture(own.frame.inputs, compute, Trial(prepare, own.outputs, own.replace))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepFuture:
@@ -246,10 +252,8 @@ class ModelRunner:
             return self._finish(plan, self._eager, None, None, None)
         heard = [listener for listener in self._looking_on if listener.hears(plan)] if self._looking_on else []
         step, captured = self._step_of(plan, heard)
-        if captured and step.whole is not None and not self._at_work and self._draws.plain(plan):
-            self._send(step, plan, blocks)
-            if self._inputs:
-                self._fill_more(step, plan)
+        if step.whole is not None and not self._at_work and self._draws.plain(plan):
+            self._prepare(step, plan, captured, None, blocks)
             return RunningStep(plan, [self._draws.drawn(plan, step.whole(plan.num_rows))], self._platform)
         drawing = self._draws.of(plan)
         places = self._prepare(step, plan, captured, drawing, blocks)
@@ -338,12 +342,21 @@ class ModelRunner:
         return step
 
     def _prepare(
-        self, step: Step, plan: StepPlan, captured: bool, drawing: Drawing, blocks: Sequence[NewBlocks]
+        self, step: Step, plan: StepPlan, captured: bool, drawing: Drawing | None, blocks: Sequence[NewBlocks]
     ) -> torch.Tensor | None:
-        """Send what the step needs, fill the inputs and plan attention; what `Draws.draw` is to be told."""
-        each = step.frame.tokens_per_row
-        sent = self._send(step, plan, blocks, self._draws.places(drawing), drawing.select(each), padding_of(plan, each))
-        inputs = step.frame.inputs
+        """Send what the step needs, fill the inputs and plan attention; what `Draws.draw` is to be told. Without
+        `drawing` the launch does all but the sending by itself."""
+        inputs, each, entries = step.frame.inputs, step.frame.tokens_per_row, self._slots.entries(blocks)
+        more: tuple[np.ndarray | None, ...] = ()
+        if drawing is not None:
+            more = self._draws.places(drawing), drawing.select(each), padding_of(plan, each)
+        sent = self._buffers.fill(step.frame, plan, entries, *more)
+        if entries:
+            self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
+        if self._inputs:
+            self._fill_more(step, plan)
+        if drawing is None:
+            return None
         self._ops.prepare_inputs(self._slots.tables, inputs)
         self._buffers.place_keys(step.frame)
         if (hidden := self._buffers.hidden) is not None and each != 1:
@@ -355,20 +368,10 @@ class ModelRunner:
             step.frame.kv_index.index_fill_(0, sent.padding, -1)
             for slot_mapping in inputs.slot_mappings:
                 slot_mapping.index_fill_(0, sent.padding, NULL_PAGE)
-        if self._inputs:
-            self._fill_more(step, plan)
         self._attention.begin(plan)
         self._plan_attention(step, captured)
         step.select = sent.select if plan.num_rows or captured else self._nowhere
         return sent.places
-
-    def _send(self, step: Step, plan: StepPlan, blocks: Sequence[NewBlocks], *more: np.ndarray | None) -> Sent:
-        """What `StepBuffers.fill` sends, and new pages into the tables."""
-        entries = self._slots.entries(blocks)
-        sent = self._buffers.fill(step.frame, plan, entries, *more)
-        if entries:
-            self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
-        return sent
 
     def _fill_more(self, step: Step, plan: StepPlan) -> None:
         """What parts add to the model's state."""

@@ -17,9 +17,6 @@ class SlotFaults:
     def __init__(self) -> None:
         self._parts: dict[int, ErrorParts] = {}
 
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._parts
-
     def add(self, slots: Iterable[int], error: EngineError) -> None:
         """The requests in these slots end with this error, if not with an earlier one."""
         for slot in slots:

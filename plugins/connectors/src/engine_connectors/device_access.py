@@ -44,9 +44,9 @@ class DeviceAccess:
         """Through pinned memory and a stream of this thread's own: the pages are nobody else's until they are told."""
         own = self._own
         if not hasattr(own, "stream"):
-            own.stream = torch.Stream(self._pool.device)
             own.rows = self._pinned(self._most)
             self._lend(own.rows.numpy())
+            own.stream = torch.Stream(self._pool.device)
         filled = get(list(own.rows.numpy()[: len(pages)]))
         with own.stream:
             for row, page, there in zip(own.rows, pages, filled, strict=False):

@@ -75,7 +75,7 @@ class HostAccess:
 
 
 class PageAccess:
-    """A `PagedPool`: what threads have read waits for the next step, whose thread writes it."""
+    """A `PagedPool`: what threads have read waits in host memory for the next step, whose thread writes it."""
 
     def __init__(self, pool: PagedPool) -> None:
         self._pool = pool
@@ -106,5 +106,5 @@ class PageAccess:
         self._waiting.append(told)
 
     def settle(self) -> None:
-        while self._waiting:
+        for _ in range(len(self._waiting)):  # of now: threads go on reading, and a step does not wait for them
             self._waiting.popleft()()

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 _BATCH_BYTES = 4 << 20
 _BATCH_PAGES = 64
 """What a thread reads or writes at once: so much, and so many pages, at most."""
+_MOST_SLOTS = 1 << 20
+"""Of the buffer, however small pages are: a stage that caches nothing has pages of no byte."""
 _LAST_WRITES_SECONDS = 10.0
 """How long an engine that ends waits for pages that are to be written."""
 _LOAD, _SAVE, _STOP = range(3)
@@ -86,9 +88,9 @@ class StoreWorker(KVConnectorWorker):
         """Host memory for the buffer is taken as it is needed."""
         page_bytes = max(1, pool.page_bytes if isinstance(pool, PagedPool) else pool.shape[1])
         self._per_batch = max(1, min(_BATCH_PAGES, _BATCH_BYTES // page_bytes))
-        slots = max(1, self._buffer_bytes // page_bytes)
+        slots = min(_MOST_SLOTS, max(1, self._buffer_bytes // page_bytes))
+        self._access = self._access_to(pool)
         try:
-            self._access = self._access_to(pool)
             self._buffer = self._access.memory(slots)
         except (MemoryError, RuntimeError) as error:
             asked = f"allocate {self._buffer_bytes:,} bytes of host memory for pages to be kept"

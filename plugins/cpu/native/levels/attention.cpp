@@ -182,7 +182,7 @@ private:
         const Item at = find(item);
         const Scratch::Row& row = scratch_.rows()[at.row];
         const bool divided = row.first_pair >= 0;
-        return {a_.block_table + at.row * a_.table_stride, at.head,
+        return {table(at.row), at.head,
                 row.begin + (divided ? static_cast<std::int64_t>(at.part) * row.segment_keys : 0), row.end};
     }
 

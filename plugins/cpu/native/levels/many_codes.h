@@ -23,6 +23,8 @@ constexpr std::size_t HALVES = HALF_PANEL / Words::LANES;  // registers of half 
 
 // RUN for codes up to `most`: of a byte of x and a code, so many times two products fit 16 bits.
 constexpr std::size_t run_of(int most) { return most > 63 ? 0 : most > 31 ? 1 : most > 15 ? 4 : 8; }
+constexpr bool run_fits(int most) { return static_cast<int>(run_of(most)) * 2 * most * 127 <= 32767; }
+static_assert(run_fits(15) && run_fits(31) && run_fits(63) && run_fits(255));
 
 // What a group has beside scales: nothing, as all codes have one middle; a code for zero; a minimum, to be added.
 enum class Beside { middle, zeros, minima };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 #include "check.h"
 #include "packing.h"
@@ -17,6 +18,7 @@ using engine_cpu::PANEL;
 constexpr const char* FORMATS[] = {"float32", "bfloat16", "int8", "int4", "codes4", "codes8", "values4",
                                    "values8", "float16",  "q4_0", "q4_1", "q5_0",   "q5_1",   "q8_0",
                                    "q2_k",    "q3_k",     "q4_k", "q5_k", "q6_k",   "iq4_nl", "iq4_xs"};
+static_assert(std::size(FORMATS) == static_cast<std::size_t>(Format::iq4_xs) + 1);
 constexpr std::size_t MOST_ROWS = 70;
 
 // A layer, its rows, and what should come out of it.
@@ -216,13 +218,18 @@ void check(Layer& layer, const Kernels& kernels, const Kernels& scalar) {
     }
 }
 
-// Codes and rows at their ends, over many inputs: no sum of products saturates.
+// Codes and rows at their ends, over many inputs: no sum of products saturates. Of a group the first weight, the farthest
+// from zero, has the lowest code, and the others the highest.
 void check_extremes(const Kernels& kernels) {
     constexpr std::size_t INPUTS = 1024, OUTPUTS = 33, ROWS = 11;
     for (const Format format : {Format::int8, Format::int4}) {
         const Layout layout{format, OUTPUTS, INPUTS, 64};
         Array plain(DType::float32, OUTPUTS * INPUTS), x(DType::float32, ROWS * INPUTS), scales(DType::float32, 64);
-        for (std::size_t i = 0; i < plain.size(); ++i) plain.set(i, i / INPUTS % 2 ? 3.0 : -3.0);
+        const double most = format == Format::int8 ? 127 / 128.0 : 7 / 8.0;
+        const std::size_t groups = layout.groups(), each = INPUTS / groups;
+        for (std::size_t i = 0; i < plain.size(); ++i)
+            plain.set(i, (i / INPUTS % 2 ? 3.0 : -3.0) * (i % each ? -most : 1.0));
+        const double sum = 3 * (static_cast<double>(groups) - most * static_cast<double>(INPUTS - groups));
         for (std::size_t i = 0; i < x.size(); ++i) x.set(i, i / INPUTS % 2 ? -1.0 : 1.0);
         Memory weight(layout.bytes()), scratch(layout.scratch_bytes(ROWS));
         engine_cpu::pack(layout, DType::float32, plain.data(), INPUTS, weight.data(), static_cast<float*>(scales.data()), 1);
@@ -231,7 +238,7 @@ void check_extremes(const Kernels& kernels) {
                         nullptr, out.data(), scratch.data()}, 1);
         for (std::size_t i = 0; i < out.size(); ++i) {
             const double sign = (i / OUTPUTS % 2 ? -1.0 : 1.0) * (i % OUTPUTS % 2 ? 1.0 : -1.0);
-            expect(close(out[i], sign * 3 * INPUTS, 1e-5 * 3 * INPUTS), "%s at its ends: %.9g", FORMATS[static_cast<int>(format)],
+            expect(close(out[i], sign * sum, 1e-5 * 3 * INPUTS), "%s at its ends: %.9g", FORMATS[static_cast<int>(format)],
                    out[i]);
         }
     }
@@ -281,8 +288,9 @@ void check_codes(const Kernels& kernels, const Kernels& scalar, Layout layout, D
         }
         return (number - (whole ? zeros.data<std::uint8_t>()[o * groups + i / size] : 0)) * scales[o * groups + i / size];
     };
+    const char* form = FORMATS[static_cast<int>(layout.format)];
     const Array found = run(kernels, ROWS);
-    expect(found.same_bits(run(scalar, ROWS), found.size()), "codes %d: not scalar's bits", static_cast<int>(layout.format));
+    expect(found.same_bits(run(scalar, ROWS), found.size()), "%s: not scalar's bits", form);
     for (std::size_t row = 0; row < ROWS; ++row) {
         std::vector<double> values(inputs);
         for (std::size_t i = 0; i < inputs; ++i) values[i] = x[row * inputs + (ordered ? inputs - 1 - i : i)];
@@ -301,13 +309,13 @@ void check_codes(const Kernels& kernels, const Kernels& scalar, Layout layout, D
                 terms += std::fabs(term);
             }
             const double error = 4e-6 * terms + (dtype == DType::bfloat16 ? precision(dtype) / 2 * std::fabs(sum) : 0);
-            expect(close(found[row * outputs + o], sum, error), "codes %d: row %zu, output %zu: %.9g, not %.9g",
-                   static_cast<int>(layout.format), row, o, found[row * outputs + o], sum);
+            expect(close(found[row * outputs + o], sum, error), "%s: row %zu, output %zu: %.9g, not %.9g", form, row, o,
+                   found[row * outputs + o], sum);
         }
     }
     const Array one = run(kernels, 1);
     for (std::size_t o = 0; o < outputs; ++o)
-        expect(one[o] == found[o], "codes %d: a row alone gives other bits", static_cast<int>(layout.format));
+        expect(one[o] == found[o], "%s: a row alone gives other bits", form);
 }
 
 // A row with a NaN gives NaN, and the others what they give without it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,15 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from engine.interfaces.quantization import LayerShape
-from engine.types.errors import CheckpointError, ConfigError
+from engine.types.errors import CheckpointError
 from engine_cuda.ops_triton.experts import Experts
 from engine_deepgemm.blocks import BLOCK, in_blocks, powers_of_two
 from engine_deepgemm.rows import FP8, quantize_groups
-from engine_kit.by_expert import Spread, by_expert
+from engine_kit.by_expert import Spread
+from engine_kit.libraries import loaded
 from engine_kit.routing import ExpertAct
 from engine_quantization.body import ReadsStored
-from engine_quantization.readers import lengths_of, rows_of, taken_apart
-from engine_quantization.trial import hold_to
+from engine_quantization.readers import Codes, lengths_of, rows_of, taken_apart
+from engine_quantization.trial import ExpertsTrial, hold_to
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 LIBRARY = "DeepGEMM"
 OF_STORED = (1, BLOCK, BLOCK)
 """Rows, outputs and inputs that share a scale, as weights are stored."""
-TRIED_TOKENS = 33
 NEAR = 2.0**-4
 """Of the largest number of a token's result, of experts joined beside each by itself: rows that are rounded to e4m3
 between may be the next number in one of them."""
@@ -62,20 +61,15 @@ class PackedExperts(NamedTuple):
     def tensors(self, place: int) -> Sequence[torch.Tensor]:
         """See `engine_kit.routing.TellsTensors`."""
         of_each = [t for side in self for t in (side.codes, side.scales, side.bias) if t is not None]
-        return [tensor[place] for tensor in of_each]
+        # Scales for Blackwell lie with the words of outputs together: as they lie they are dense.
+        every = (tensor[place] for tensor in of_each)
+        return [one if one.is_contiguous() else one.T for one in every]
 
 
 def load() -> Any:
     """The library. Raises ConfigError where it does not load: it is built for one version of torch."""
-    try:
-        return importlib.import_module("deep_gemm")
-    except Exception as error:  # whatever its own start raises
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            "load sgl-deep-gemm",
-            f"it says: {said}",
-            "install the build for this torch and CUDA, or name another driver by --quantization stored-triton",
-        ) from error
+    hint = "install the build for this torch and CUDA, or name another driver by --quantization stored-triton"
+    return loaded("sgl-deep-gemm", ["deep_gemm"], hint)[0]
 
 
 def on_blackwell(device: torch.device | None) -> bool:
@@ -99,8 +93,9 @@ class DeepGemmBody(ReadsStored):
         start = context.start
         self._most_rows = max(start.max_num_batched_tokens, start.max_num_seqs)
         self._warm_up = options.warm_up
-        self._tried: set[tuple[int, ...]] = set()
-        self._tried_experts = False
+        self._held = False
+        self._warm: set[tuple[int, ...]] = set()
+        self._held_experts = False
 
     def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Blocks:
         """Blocks stay as they are stored: rows that belong elsewhere are put there behind the product."""
@@ -125,16 +120,18 @@ class DeepGemmBody(ReadsStored):
         kept = None if torch.equal(place, first) else place
         return replace(packed, place=kept, bias=None if bias is None else bias.to(self._dtype, copy=True))
 
-    def _try(self, layer: LayerShape, codes: Any, packed: Blocks, place: torch.Tensor) -> None:
-        """The first layer of each size is held to its codes; then kernels for other numbers of rows are compiled."""
-        if layer.kind == "expert" or tuple(packed.codes.shape) in self._tried:
-            return
-        if not self._tried:
+    def _try(self, layer: LayerShape, codes: Codes, packed: Blocks, place: torch.Tensor) -> None:
+        """The first layer is held to its codes; then kernels of each size of dense layer are compiled."""
+        if not self._held:
             hold_to(layer, codes, None, lambda x: self._multiply(x, packed)[:, place], self._dtype, LIBRARY)
-        self._tried.add(tuple(packed.codes.shape))
+        self._held = True
+        outputs, inputs = packed.codes.shape
+        if not self._warm_up or layer.kind == "expert" or (outputs, inputs) in self._warm:
+            return
+        self._warm.add((outputs, inputs))
         rows = 1
-        while self._warm_up and rows <= self._most_rows:
-            self._multiply(torch.zeros(rows, packed.codes.shape[1], dtype=self._dtype, device=place.device), packed)
+        while rows <= self._most_rows:
+            self._multiply(torch.zeros(rows, inputs, dtype=self._dtype, device=place.device), packed)
             rows *= 2
 
     def packed_bytes(self, packed: Blocks) -> int:
@@ -157,39 +154,24 @@ class DeepGemmBody(ReadsStored):
         return out
 
     def pack_experts(self, experts: Sequence[tuple[Blocks, Blocks]]) -> PackedExperts:
-        """Both projections of each -> what `experts` takes."""
+        """Both projections of each -> what `experts` takes. Raises ConfigError where that computes another thing than
+        each by itself."""
         packed = PackedExperts(*(_joined([pair[side] for pair in experts]) for side in (0, 1)))
-        if not self._tried_experts:
+        if not self._held_experts:
             self._try_experts(experts, packed)
-        self._tried_experts = True
+        self._held_experts = True
         return packed
 
     def _try_experts(self, experts: Sequence[tuple[Blocks, Blocks]], packed: PackedExperts) -> None:
-        """Beside each by itself. Raises ConfigError where the library fails, or computes another thing."""
-        first, last = experts[0]
-        device, count, inner = first.codes.device, len(experts), last.codes.shape[1]
-        act = ExpertAct(gated=first.outputs > inner)
-        random = torch.Generator(device).manual_seed(0)
-        x = torch.randn(TRIED_TOKENS, first.codes.shape[1], generator=random, device=device).to(self._dtype)
-        scores = torch.rand(TRIED_TOKENS, count, generator=random, device=device)
-        ids = scores.topk(min(2, count)).indices.int()
-        weights = torch.ones(ids.shape, device=device)
+        (first, last), device = experts[0], packed.first.codes.device
+        act = ExpertAct(gated=first.outputs > last.codes.shape[1])
 
         def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
             of_first, of_last = experts[expert]
             return self.linear(self._act.gated_act(self.linear(rows, of_first), act), of_last)
 
-        expected = by_expert(x, ids, weights, count, one).float()
-        asked = f"multiply with {count} experts by {LIBRARY}"
-        hint = "name another driver, e.g. --quantization expert=stored-triton, and report this"
-        try:
-            found = self.experts(x, packed, ids, weights, act).float()
-        except Exception as error:  # whatever a library raises
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ConfigError(asked, f"it says: {said}", hint) from error
-        apart = (found - expected).abs().amax(1) / expected.abs().amax(1).clamp(min=1e-30)
-        if not bool((apart <= NEAR).all()):
-            raise ConfigError(asked, f"it is {float(apart.max()):.2g} of the largest number off", hint)
+        trial = ExpertsTrial(len(experts), first.codes.shape[1], one, self._dtype, device, LIBRARY)
+        trial.hold(lambda x, ids, weights: self.experts(x, packed, ids, weights, act), NEAR)
 
     def experts(
         self, x: torch.Tensor, packed: PackedExperts, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 from engine.interfaces.platform import STREAM
 from engine.interfaces.quantization import QuantizationNeed, Rounding
-from engine_deepgemm.installed import CUDA, DISTRIBUTION, READ, facts, numbers
+from engine_deepgemm.installed import CUDA, DISTRIBUTION, READ, facts
+from engine_kit.libraries import why_not_installed
 from engine_quantization.cards import Stored
 from engine_quantization.methods import CompressedTensors, Fp8, Method, method_of
 
@@ -19,15 +20,15 @@ MAJORS = (9, 10)
 """Hopper, and Blackwell's large GPUs."""
 STEP = 16 / 448
 """Half the distance of the largest two numbers of e4m3, as a share of its largest."""
-INSTALL = f"pip install '{DISTRIBUTION}>={'.'.join(map(str, READ))}'"
 
 
 class DeepGemmOptions(BaseModel):
     """Options of `deepgemm`.
 
     Attributes:
-        warm_up: multiply by each new form of dense layer with 1, 2, 4 ... rows while weights are loaded, so that no
-            request waits for the library's compiler; what it compiled stays on disk for later starts.
+        warm_up: multiply by each new form of dense layer with 1, 2, 4 ... rows while weights are loaded, so that few
+            requests wait for the library's compiler: between these it may choose a kernel of its own. What it compiled
+            stays on disk for later starts.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -99,10 +100,9 @@ def _machine_reasons(device: str) -> list[str]:
     on_gpu = device.partition(":")[0] == "cuda" and not found
     if on_gpu and there.capability is not None and there.capability[0] not in MAJORS:
         found.append(f"it is for compute capability 9.0 and 10.x, the GPU has {'.'.join(map(str, there.capability))}")
+    found += why_not_installed(DISTRIBUTION, there.version, READ)
     if not there.version:
-        return [*found, f"{DISTRIBUTION} is not installed ({INSTALL})"]
-    if numbers(there.version) < READ:
-        found.append(f"{DISTRIBUTION} {there.version} is too old ({INSTALL})")
+        return found
     if on_gpu and (there.cuda is None or there.cuda[0] != CUDA):
         built = "without CUDA" if there.cuda is None else f"for CUDA {there.cuda[0]}.{there.cuda[1]}"
         found.append(f"{DISTRIBUTION} is linked with CUDA {CUDA}, and this torch is built {built}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
+
+from engine_kit.libraries import version_of
 
 DISTRIBUTION = "sgl-deep-gemm"
 READ = (0, 2, 5)
@@ -45,11 +46,8 @@ def facts() -> Facts:
     from engine_cuda.machine import machine
 
     there = machine()
-    try:
-        version = metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        version = ""
-    return Facts(version, there.torch.cuda if there.torch is not None else None, _compiler(), there.capability)
+    cuda = there.torch.cuda if there.torch is not None else None
+    return Facts(version_of(DISTRIBUTION), cuda, _compiler(), there.capability)
 
 
 def _compiler() -> str:
@@ -57,9 +55,3 @@ def _compiler() -> str:
     home = next((os.environ[name] for name in HOMES if os.environ.get(name)), "")
     found = str(Path(home, "bin", "nvcc")) if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     return found if os.access(found, os.X_OK) else ""
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "0.2.5.post1" -> (0, 2, 5)."""
-    parts = version.partition("+")[0].split(".")[:3]
-    return tuple(int(part) if part.isdecimal() else 0 for part in parts)

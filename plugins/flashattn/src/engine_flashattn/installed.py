@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from engine_kit.host_gpus import capabilities
+from engine_kit.libraries import version_of
 
 DISTRIBUTIONS = {"fa2": "flash-attn", "fa4": "flash-attn-4", "torch": "torch"}
 """Of each implementation but FlashAttention 3."""
@@ -44,8 +44,8 @@ class Facts(NamedTuple):
 @lru_cache(maxsize=1)
 def facts() -> Facts:
     """The facts of this machine; found out once."""
-    found = {name: _version(distribution) for name, distribution in DISTRIBUTIONS.items()}
-    versions = {name: version for name, version in found.items() if version is not None}
+    found = {name: version_of(distribution) for name, distribution in DISTRIBUTIONS.items()}
+    versions = {name: version for name, version in found.items() if version}
     for name, major in MAJORS.items():
         if name in versions and versions[name].split(".")[0] != str(major):
             del versions[name]
@@ -54,8 +54,8 @@ def facts() -> Facts:
         del versions["torch"]
     folder, without = _fa3_folder(), frozenset[str]()
     if folder is not None:
-        named = ((name, _version(name)) for name in FA3_DISTRIBUTIONS)
-        builds = [f"{name} {version}" for name, version in named if version is not None and version != "0.0.0"]
+        named = ((name, version_of(name)) for name in FA3_DISTRIBUTIONS)
+        builds = [f"{name} {version}" for name, version in named if version and version != "0.0.0"]
         versions["fa3"] = builds[0] if builds else "of an unknown version"
         without = _built_without(folder)
     return Facts(capabilities(), versions, "+rocm" in torch, importlib.util.find_spec("triton") is not None, without)
@@ -85,13 +85,6 @@ def _built_without(folder: Path) -> frozenset[str]:
                 except (ValueError, TypeError, KeyError, AttributeError):
                     continue
     return frozenset()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _takes_pages() -> bool:

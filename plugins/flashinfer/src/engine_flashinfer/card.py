@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 from engine_flashinfer.installed import CACHE, TESTED, Facts, facts
+from engine_kit.libraries import numbers_of, why_not_installed
 
 DTYPES = ("bfloat16", "float16")
 FP8 = "float8_e4m3fn"
@@ -82,11 +83,10 @@ def _machine_reasons(there: Facts) -> list[str]:
     major, minor = max(there.capabilities)  # CUDA takes the fastest GPU first
     if (major, minor) < LEAST_CAPABILITY:
         found.append(f"it needs compute capability 8.0 at least, not {major}.{minor}")
+    found += why_not_installed("flashinfer-python", there.version, TESTED)
     if not there.version:
-        return [*found, "flashinfer-python is not installed (pip install 'flashinfer-python>=0.7')"]
-    if _numbers(there.version) < TESTED:
-        found.append(f"flashinfer-python {there.version} is too old (pip install 'flashinfer-python>=0.7')")
-    if there.cache and _numbers(there.cache, 3) != _numbers(there.version, 3):
+        return found
+    if there.cache and numbers_of(there.cache) != numbers_of(there.version):
         found.append(
             f"{CACHE} {there.cache} does not match flashinfer-python {there.version} "
             "(flashinfer install-jit-cache-wheel)"
@@ -98,9 +98,3 @@ def _machine_reasons(there: Facts) -> list[str]:
             "needs the network once)"
         )
     return found
-
-
-def _numbers(version: str, count: int = 2) -> tuple[int, ...]:
-    """The leading numbers of a version: "0.7.2.post1+cu130" -> (0, 7)."""
-    parts = version.partition("+")[0].split(".")[:count]
-    return tuple(int(part) if part.isdecimal() else 0 for part in parts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from engine_kit.host_gpus import capabilities
+from engine_kit.libraries import version_of
 
 TESTED = (0, 7)
 """The version whose functions were read; older ones lack arguments that are needed."""
@@ -56,20 +56,13 @@ def facts() -> Facts:
     ninja = importlib.util.find_spec("ninja") is not None or shutil.which("ninja") is not None
     return Facts(
         capabilities(),
-        _version("flashinfer-python"),
-        _version(CACHE),
+        version_of("flashinfer-python"),
+        version_of(CACHE),
         _compiler(),
         ninja,
-        "+rocm" in _version("torch"),
+        "+rocm" in version_of("torch"),
         importlib.util.find_spec("triton") is not None,
     )
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _compiler() -> str:
@@ -78,4 +71,4 @@ def _compiler() -> str:
         return found
     there = next((str(path) for path in COMPILERS if path.is_file()), "")
     wheels = (f"{WHEEL}{suffix}" for suffix in ("", "-cu12", "-cu13"))
-    return there or next((wheel for wheel in wheels if _version(wheel)), "")
+    return there or next((wheel for wheel in wheels if version_of(wheel)), "")

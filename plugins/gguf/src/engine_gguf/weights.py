@@ -33,14 +33,17 @@ class GGUFWeights:
     def __init__(self, context: WorkerContext) -> None:
         self._files = tuple(Path(file) for file in context.start.files.weights)
         self._dtype = getattr(torch, context.start.dtype)
-        drivers = {c.kind: c.driver for c in context.start.choices if c.point == "quantization"}
-        head, rows = drivers.get("head"), drivers.get(EMBEDDING)
-        if context.start.model.config.get("tie_word_embeddings") and head not in (None, rows):
+        choices = {choice.kind: choice for choice in context.start.choices if choice.point == "quantization"}
+        head, embedding = choices.get("head"), choices.get(EMBEDDING)
+        rows = None if embedding is None else embedding.driver
+        tied = context.start.model.config.get("tie_word_embeddings")
+        # A model's driver may leave embeddings plain: then so is the head, unless somebody asked for something else.
+        if tied and head is not None and head.asked and head.driver != rows:
             packed = f"which '{rows}' packs" if rows else "which is plain, for no driver is named for it"
             raise ConfigError(
-                f"head={head} of --quantization for {context.start.files.name}",
+                f"head={head.driver} of --quantization for {context.start.files.name}",
                 f"the model's head is its embedding, {packed}",
-                f"name one for both: head={head},embedding={head}",
+                f"name one for both: head={head.driver},embedding={head.driver}; or none for the head",
             )
         self._works_out = None if rows else "model.embed_tokens"
 

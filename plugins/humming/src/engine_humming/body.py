@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,17 +11,19 @@ from engine.interfaces.quantization import LayerShape
 from engine.types.errors import ConfigError
 from engine_cuda.ops_triton.experts import Experts
 from engine_humming.form import Scheme, in_form, symmetric
-from engine_kit.by_expert import Spread, by_expert
+from engine_kit.by_expert import Spread
+from engine_kit.libraries import loaded
 from engine_kit.routing import ExpertAct
 from engine_quantization.body import ReadsStored
 from engine_quantization.order import in_order, refused
 from engine_quantization.readers import Codes, taken_apart
-from engine_quantization.trial import hold_to
+from engine_quantization.trial import ExpertsTrial, hold_to, product
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 LIBRARY = "Humming"
+MODULES = ("humming.schema", "humming.transform", "humming.forward")
 UNIT = 8
 """Inputs and outputs that a layer has a multiple of: a row is whole 16 bytes, codes for zero are whole words."""
 PADDED = 128
@@ -32,9 +33,8 @@ LOCKS = 2048
 """Words in which the library's programs tell each other where they are; each layer has its own, as it asks for."""
 SMALLEST = 2.0**-14
 """Of float16's numbers with all of their bits."""
-TRIED_TOKENS = 33
 NEAR = 2.0**-5
-"""Of the largest number of a token's result, of experts joined beside each by itself: both are rounded between."""
+"""Of the largest number of a token's result, of joined experts beside their codes: both are rounded between."""
 
 
 class Layer(NamedTuple):
@@ -103,23 +103,10 @@ class Library(NamedTuple):
 
 def load() -> Library:
     """Raises ConfigError where it does not load."""
-    try:
-        schema, transform, forward = (
-            importlib.import_module(f"humming.{name}") for name in ("schema", "transform", "forward")
-        )
-        return Library(
-            schema.HummingWeightSchema,
-            transform.prepare_layer_config,
-            transform.transform_humming_tensors,
-            forward.humming_forward,
-        )
-    except Exception as error:  # whatever its own start raises
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            "load humming-kernels",
-            f"it says: {said}",
-            "install it with its parts (humming-kernels[cu13]), or name another driver by --quantization stored-triton",
-        ) from error
+    hint = "install it with its parts (humming-kernels[cu13]), or name another driver by --quantization stored-triton"
+    schema, transform, forward = loaded("humming-kernels", MODULES, hint)
+    prepare, humming_tensors = transform.prepare_layer_config, transform.transform_humming_tensors
+    return Library(schema.HummingWeightSchema, prepare, humming_tensors, forward.humming_forward)
 
 
 class HummingBody(ReadsStored):
@@ -133,6 +120,7 @@ class HummingBody(ReadsStored):
         self._library = load()
         self._act = Experts()
         self._tried: set[Any] = set()
+        self._held_experts = False
 
     def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Layer | OneExpert:
         """In the library's form. Raises ConfigError for sizes that it does not take."""
@@ -235,66 +223,61 @@ class HummingBody(ReadsStored):
         return out
 
     def pack_experts(self, experts: Sequence[tuple[OneExpert, OneExpert]]) -> PackedExperts:
-        """Both projections of each -> what `experts` takes. Raises ConfigError where they are stored unlike."""
+        """Both projections of each -> what `experts` takes. Raises ConfigError where inputs are in orders of their own,
+        and where the library computes another thing than the codes say."""
         sides = [[pair[side] for pair in experts] for side in (0, 1)]
-        asked = f"multiply with {len(experts)} experts by {LIBRARY}"
-        hint = "name the driver that takes them one by one, by --quantization expert=stored-triton"
         if any(one.order is not None for side in sides for one in side):
-            raise ConfigError(asked, "their groups of inputs follow one another in an order of their own (g_idx)", hint)
-        tried = None if "experts" in self._tried else self._expected(experts)
+            raise ConfigError(
+                f"multiply with {len(experts)} experts by {LIBRARY}",
+                "their groups of inputs follow one another in an order of their own (g_idx)",
+                "name the driver that takes them one by one, by --quantization expert=stored-triton",
+            )
+        first, last = experts[0]
+        assert first.codes is not None and last.codes is not None
+        act = ExpertAct(gated=len(first.codes.codes) > last.codes.codes.shape[1])
+        trial = None if self._held_experts else self._trial(experts, first.codes, act)
         packed = PackedExperts(*(self._joined(side) for side in sides))
-        if tried is not None:
-            x, ids, weights, act, expected = tried
-            try:
-                found = self.experts(x, packed, ids, weights, act).float()
-            except Exception as error:  # whatever a library raises
-                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise ConfigError(asked, f"it says: {said}", hint) from error
-            apart = (found - expected).abs().amax(1) / expected.abs().amax(1).clamp(min=1e-30)
-            if not bool((apart <= NEAR).all()):
-                raise ConfigError(asked, f"it is {float(apart.max()):.2g} of the largest number off", hint)
-            self._tried.add("experts")
+        if trial is not None:
+            trial.hold(lambda x, ids, weights: self.experts(x, packed, ids, weights, act), NEAR)
+        self._held_experts = True
         return packed
 
+    def _trial(self, experts: Sequence[tuple[OneExpert, OneExpert]], first: Codes, act: ExpertAct) -> ExpertsTrial:
+        """By widened weights, while the codes are there: of some checkpoints the experts alone are stored so, and no
+        dense layer has tried the library. first: some expert's first projection."""
+
+        def projected(rows: torch.Tensor, side: OneExpert) -> torch.Tensor:
+            assert side.codes is not None
+            return product(rows, side.codes, side.bias).to(self._dtype)
+
+        def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
+            of_first, of_last = experts[expert]
+            return projected(self._act.gated_act(projected(rows, of_first), act), of_last)
+
+        codes = first.codes
+        return ExpertsTrial(len(experts), codes.shape[1], one, self._dtype, codes.device, LIBRARY)
+
     def _joined(self, experts: Sequence[OneExpert]) -> Layer:
-        """Of the same sizes; codes for zero are left out where none of them needs any."""
-        codes = [one.codes for one in experts if one.codes is not None]
-        zeros = codes[0].zeros is not None and not all(symmetric(one) for one in codes)
-        sizes, made, scheme = codes[0].codes.shape, [], None
-        for one, held in zip(experts, codes, strict=True):
-            scheme, tensors = in_form(held, self._dtype, one.powers_of_two, zeros)
-            made.append(tensors)
+        """Of the same sizes, whose codes go one by one; those for zero are left out where none of them needs any."""
+        symmetric_all = all(one.codes is None or symmetric(one.codes) for one in experts)
+        stacked: dict[str, torch.Tensor] = {}
+        scheme, sizes = None, torch.Size()
+        for place, one in enumerate(experts):
+            held = one.codes
+            assert held is not None
+            sizes = held.codes.shape
+            scheme, tensors = in_form(held, self._dtype, one.powers_of_two, not symmetric_all)
             one.codes = None
+            for key, tensor in tensors.items():
+                if key not in stacked:
+                    stacked[key] = tensor.new_empty(len(experts), *tensor.shape)
+                stacked[key][place].copy_(tensor)
         assert scheme is not None
-        bias = None if experts[0].bias is None else torch.stack([one.bias for one in experts if one.bias is not None])
-        stacked = {key: _stacked([tensors[key] for tensors in made]) for key in made[0]}
-        joined = self._made(scheme, sizes, stacked, bias, None, len(codes))
+        biases = [one.bias for one in experts if one.bias is not None]
+        joined = self._made(scheme, sizes, stacked, torch.stack(biases) if biases else None, None, len(experts))
         for one in experts:
             one.joined_bytes = self.packed_bytes(joined) // len(experts)
         return joined
-
-    def _expected(self, experts: Sequence[tuple[OneExpert, OneExpert]]) -> Any:
-        """A few tokens by each expert itself, whose product is tried by the first dense layers: (x, ids, weights, act,
-        [T, H] float32)."""
-        first, last = experts[0]
-        assert first.codes is not None and last.codes is not None
-        (outputs, inputs), inner = first.codes.codes.shape, last.codes.codes.shape[1]
-        device, count = first.codes.codes.device, len(experts)
-        act = ExpertAct(gated=outputs > inner)
-        random = torch.Generator(device).manual_seed(0)
-        x = torch.randn(TRIED_TOKENS, inputs, generator=random, device=device).to(self._dtype)
-        ids = torch.rand(TRIED_TOKENS, count, generator=random, device=device).topk(min(2, count)).indices.int()
-        weights = torch.ones(ids.shape, device=device)
-
-        def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
-            for place, side in enumerate(experts[expert]):
-                assert side.codes is not None
-                scheme, tensors = in_form(side.codes, self._dtype, side.powers_of_two)
-                layer = self._made(scheme, side.codes.codes.shape, tensors, side.bias, None)
-                rows = self._multiply(rows if not place else self._act.gated_act(rows, act), layer)
-            return rows
-
-        return x, ids, weights, act, by_expert(x, ids, weights, count, one).float()
 
     def experts(
         self, x: torch.Tensor, packed: PackedExperts, ids: torch.Tensor, weights: torch.Tensor, act: ExpertAct
@@ -311,10 +294,3 @@ class HummingBody(ReadsStored):
 
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.clone()
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of floats that torch does not stack, too."""
-    if tensors[0].dtype == torch.float8_e8m0fnu:
-        return torch.stack([one.view(torch.uint8) for one in tensors]).view(torch.float8_e8m0fnu)
-    return torch.stack(list(tensors))

@@ -6,13 +6,13 @@ from typing import Any
 
 from engine.interfaces.platform import STREAM
 from engine.interfaces.quantization import QuantizationNeed, Rounding
-from engine_humming.installed import DISTRIBUTION, READ, facts, numbers
+from engine_humming.installed import DISTRIBUTION, READ, facts
+from engine_kit.libraries import install_line, why_not_installed
 from engine_quantization.cards import Stored
 from engine_quantization.methods import Bitsandbytes, Mxfp4, method_of
 
 DTYPES = {"bfloat16": (8, 0), "float16": (7, 5)}
 """Of activations, and the least compute capability that multiplies them."""
-INSTALL = f"pip install '{DISTRIBUTION}[cu13]>={'.'.join(map(str, READ))}'"
 NEAR = 2.0**-8
 """How far a weight moves, of its size: scales take the dtype of activations."""
 
@@ -60,12 +60,12 @@ def _machine_reasons(device: str, capability: tuple[int, int]) -> list[str]:
     found = [*wrong_device(device), *wrong_gpu(device, capability)]
     there = facts()
     on_gpu = device.partition(":")[0] == "cuda" and not found
+    found += why_not_installed(DISTRIBUTION, there.version, READ, there.extra)
     if not there.version:
-        return [*found, f"{DISTRIBUTION} is not installed ({INSTALL})"]
-    if numbers(there.version) < READ:
-        found.append(f"{DISTRIBUTION} {there.version} is too old ({INSTALL})")
+        return found
+    install = install_line(DISTRIBUTION, READ, there.extra)
     if there.missing:
-        found.append(f"{', '.join(there.missing)}, which {DISTRIBUTION} imports, is not there ({INSTALL})")
+        found.append(f"{', '.join(there.missing)}, which {DISTRIBUTION} imports, is not there ({install})")
     if on_gpu and not there.compiler:
-        found.append(f"neither NVRTC nor nvcc, one of which compiles its kernels, is there ({INSTALL})")
+        found.append(f"neither NVRTC nor nvcc, one of which compiles its kernels, is there ({install})")
     return found

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
-import shutil
 from functools import lru_cache
-from importlib import metadata
 from typing import NamedTuple
+
+from engine_kit.libraries import version_of
 
 DISTRIBUTION = "humming-kernels"
 READ = (0, 1, 20)
 """The version whose functions were read."""
 NEEDED = ("cuda.bindings", "jinja2", "filelock", "tqdm", "tabulate")
 """What it imports that is not torch, numpy or Triton."""
+TOOLKITS = "/usr/local/cuda*"
+HOMES = ("CUDA_HOME", "CUDA_PATH")
+"""The library's own variables, which it reads after it has looked there."""
 
 
 class Facts(NamedTuple):
@@ -24,12 +28,19 @@ class Facts(NamedTuple):
         missing: modules that it imports, and that are not there.
         compiler: where kernels come from, for people; "" for nowhere.
         capability: of the GPU; None for none.
+        cuda: major version of what torch is built for; None for another build.
     """
 
     version: str = ""
     missing: tuple[str, ...] = ()
     compiler: str = ""
     capability: tuple[int, int] | None = None
+    cuda: int | None = None
+
+    @property
+    def extra(self) -> str:
+        """Of the distribution, by which the compiler comes with it."""
+        return f"[cu{self.cuda or 13}]"
 
 
 @lru_cache(maxsize=1)
@@ -37,12 +48,10 @@ def facts() -> Facts:
     """The facts of this machine; found out once."""
     from engine_cuda.machine import machine
 
-    try:
-        version = metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        version = ""
+    there, version = machine(), version_of(DISTRIBUTION)
+    cuda = there.torch.cuda[0] if there.torch is not None and there.torch.cuda is not None else None
     missing = tuple(name for name in NEEDED if not _there(name)) if version else ()
-    return Facts(version, missing, _compiler(), machine().capability)
+    return Facts(version, missing, _compiler(cuda), there.capability, cuda)
 
 
 def _there(module: str) -> bool:
@@ -52,25 +61,12 @@ def _there(module: str) -> bool:
         return False
 
 
-def _compiler() -> str:
-    """NVRTC before nvcc, as the library has it; both as a toolkit or as wheels."""
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if os.environ.get(name):
-            return os.environ[name]
-    found = shutil.which("nvcc") or ("/usr/local/cuda" if os.path.isdir("/usr/local/cuda") else "")
-    wheels = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
-    return found or next((wheel for wheel in wheels if _installed(wheel)), "")
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "0.1.20.post1" -> (0, 1, 20)."""
-    parts = version.partition("+")[0].split(".")[:3]
-    return tuple(int(part) if part.isdecimal() else 0 for part in parts)
+def _compiler(cuda: int | None) -> str:
+    """Where the library looks: toolkits, then wheels, of which NVRTC's headers are in another."""
+    toolkits = [*sorted(glob.glob(TOOLKITS)), *(os.environ.get(name, "") for name in HOMES)]
+    found = next((path for path in toolkits if os.path.isdir(path)), "")
+    suffix = "-cu12" if cuda == 12 else ""
+    if found or not version_of(f"nvidia-cuda-cccl{suffix}"):
+        return found
+    wheels = (f"nvidia-cuda-nvrtc{suffix}", f"nvidia-cuda-nvcc{suffix}")
+    return next((wheel for wheel in wheels if version_of(wheel)), "")

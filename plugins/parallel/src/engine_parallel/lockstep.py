@@ -342,7 +342,7 @@ class Star:
         except OSError:
             all_met = b""
         if not all_met:
-            raise EngineDeadError(asked, "rank 0 has ended before all had met", "look at the log of rank 0")
+            raise EngineDeadError(asked, "rank 0 closed the connection before all had met", "look at the log of rank 0")
         connection.settimeout(None)
 
     def _late(self, last: str) -> EngineDeadError:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ from engine.types.errors import KVCacheTooSmallError
 from engine.types.parallel import Parallel
 from engine_reference.connector_host.card import HostConnector
 from engine_reference.connector_host.scheduler_half import HostScheduler
-from engine_reference.connector_host.worker_half import HostWorker
+from engine_reference.connector_host.worker_half import HostWorker, PoolCopies
 from engine_reference.platform_host.platform import HostPlatformBody
+from engine_sdk.conformance.kv_connector.host_pages import HostPages
 
 PAGE_BYTES = 24
 
@@ -29,19 +32,44 @@ def context(places: int, **more: Any) -> Any:
     return SimpleNamespace(layout=layout, swap_space=start.swap_space, start=start, platform=None, **more)
 
 
-@given(seed=st.integers(0, 2**32), places=st.integers(1, 40), per_chunk=st.sampled_from([1, 3, 8, 100]))
+class Lent(HostPages):
+    """A pool that is no tensor, and counts what was read of it and is not asked for yet."""
+
+    coming = 0
+
+    def read(self, pages: np.ndarray) -> Callable[[], np.ndarray]:
+        content = super().read(pages)
+        self.coming += 1
+
+        def there() -> np.ndarray:
+            self.coming -= 1
+            return content()
+
+        return there
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    places=st.integers(1, 40),
+    per_chunk=st.sampled_from([1, 3, 8, 100]),
+    late=st.integers(0, 3),
+    paged=st.booleans(),
+)
 @settings(deadline=None)
-def test_pages_come_back_byte_by_byte(seed: int, places: int, per_chunk: int) -> None:
+def test_pages_come_back_byte_by_byte(seed: int, places: int, per_chunk: int, late: int, paged: bool) -> None:
     """Requests go out and come back in parts and in any order, others overwrite their pages, some are forgotten. Memory
-    lies in chunks, as it does where it is pinned for a device."""
+    lies in chunks, as it does where it is pinned for a device; pages of a pool that is no tensor move in turns, few of
+    them at once, and results are taken some steps late."""
 
     class Chunked(HostWorker):
         chunk_bytes = per_chunk * PAGE_BYTES + 5
 
     rng = random.Random(seed)
     core, worker = HostScheduler(context(places)), Chunked(context(places))
-    pool = torch.zeros(30, PAGE_BYTES, dtype=torch.uint8)
-    worker.register(pool)
+    pool, taken_late = torch.zeros(30, PAGE_BYTES, dtype=torch.uint8), 0
+    lent = Lent(pool.numpy())
+    with patch.object(PoolCopies, "turn_bytes", Chunked.chunk_bytes):
+        worker.register(lent if paged else pool)
     kept: dict[str, np.ndarray] = {}
     for step in range(40):
         pool.copy_(torch.from_numpy(np.random.default_rng(rng.getrandbits(32)).integers(0, 256, pool.shape, np.uint8)))
@@ -67,8 +95,13 @@ def test_pages_come_back_byte_by_byte(seed: int, places: int, per_chunk: int) ->
         assert core.usage() == (sum(map(len, kept.values())), places)
         if section is not None:
             worker.begin(step, section)
+            assert lent.coming <= PoolCopies.most_turns
             worker.load(step)
+            taken_late += 1
+        while taken_late > late:
             assert worker.news() is None
+            taken_late -= 1
+        assert late or not lent.coming
         assert all(np.array_equal(pool[page].numpy(), content) for page, content in expected.items())
         rest = [page for page in range(30) if page not in expected]
         assert np.array_equal(pool.numpy()[rest], before[rest]), "other pages are left alone"

@@ -79,7 +79,9 @@ class DevicePages:
         self._pools = (steps.by_head(1),) * len(memory.pools)
         self._dtype = np.dtype(form.dtype)
         self.page_bytes = int(np.prod(self._page)) * self._dtype.itemsize
-        self._sizes = [size for size in _MOVED if size == 1 or size * self.page_bytes <= _MOST_BYTES]
+        self._moved_bytes = self.page_bytes * self._copies
+        """Of a page on all devices."""
+        self._sizes = [size for size in _MOVED if size == 1 or size * self._moved_bytes <= _MOST_BYTES]
 
     def warm_up(self) -> None:
         """Compile all sizes, and run them on the null page."""
@@ -111,7 +113,7 @@ class DevicePages:
             self._under_way.append(Moving(told, numbers.nbytes, False))
 
     def _take(self, pages: np.ndarray) -> Moving:
-        num_bytes = len(pages) * self.page_bytes * self._copies
+        num_bytes = len(pages) * self._moved_bytes
         self._make_room(num_bytes)
         arguments = self._memory.pools, self._steps.send(pages.copy())
         found = self._steps.compiled(f"{len(pages)} pages to the host", self._jit_take, *arguments)

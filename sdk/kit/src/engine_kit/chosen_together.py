@@ -1,5 +1,5 @@
 """What the cards of a choice say together (entry-point group `engine_parts`): drivers that are fit each for itself, and
-do not go with one another, or not with the model."""
+do not go with one another, or not with the model; and settings that do not go with it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ Made = Mapping[str, Sequence[Selection[Any]]]
 def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
     """Raise ConfigError where drivers do not go together, or not with the model."""
     model = start.worker.model
+    check_steps(config, start.worker)
     check_parallel(config, start, made)
     if any(site.kind == "state" for site in model.sites):
         check_states(model, made.get(points.DRAFTER.name, ()), made.get(points.KV_CONNECTOR.name, ()))
@@ -39,6 +40,24 @@ def check(config: EngineConfig, start: CoreStart, made: Made) -> None:
         check_embeds(model, made)
     if model.encoder is not None:
         check_places(config, start.worker, made[points.PLATFORM.name][0].card.memory())
+
+
+def check_steps(config: EngineConfig, worker: WorkerStart) -> None:
+    """Raise ConfigError where a step takes fewer tokens than the model needs in one."""
+    model, longest = worker.model, worker.max_model_len
+    if model.encoder is not None and worker.max_num_batched_tokens <= model.encoder.max_tokens:
+        raise ConfigError(
+            f"max_num_batched_tokens={worker.max_num_batched_tokens} with {model.architecture}",
+            f"what its encoder reads, up to {model.encoder.max_tokens} tokens, is one step's, and the decoder's too",
+            f"set max_num_batched_tokens to {model.encoder.max_tokens + 1} or more",
+        )
+    for name in ("max_num_batched_tokens", "long_prefill_token_threshold") if model.whole_prompts else ():
+        if 0 < (tokens := getattr(config, name)) < longest:
+            raise ConfigError(
+                f"{name}={tokens} with {model.architecture}",
+                f"each of its tokens sees all others, so a prompt of up to {longest} tokens is one step's",
+                f"set {name} to {longest} or more, or max_model_len to less",
+            )
 
 
 def check_stages(worker: WorkerStart, drafters: Sequence[Selection[DrafterCard]]) -> None:

@@ -51,7 +51,7 @@ class PackedWeight:
 class TritonGemvBody:
     """See `engine.interfaces.ops.Ops`. What is launched depends on shapes, and where asked for on what was timed.
 
-    Raises ConfigError where products are to be timed and there is no GPU.
+    Raises ConfigError where products are to be timed and there is no GPU, or more than one rank.
     """
 
     def __init__(self, context: WorkerContext | None) -> None:
@@ -64,6 +64,14 @@ class TritonGemvBody:
                     "ops.choose=time, products by what they take",
                     f"they would be computed on {context.device}, whose time says nothing of a GPU's",
                     "leave it out, or use a GPU",
+                )
+            parallel = context.start.parallel
+            if parallel.tp * parallel.cp * parallel.dp > 1:
+                raise ConfigError(
+                    "ops.choose=time, products by what they take, on several ranks",
+                    "each would find its own, and what all compute alike, a router's choice or a draw, would not be "
+                    "alike in its last bits",
+                    "leave it out, or use one rank",
                 )
             file = Path(options.cache).expanduser() if options.cache else None
             self._timed = TimedProducts(few_rows, machine_of(context.device), file)

@@ -20,8 +20,9 @@ class TritonGemvOptions(BaseModel):
     Attributes:
         choose: "rows" takes the kernel for up to 4 rows and torch's product for more; "time" times, when the engine
             starts, each product of the steps that are captured by cuBLAS, cuBLASLt and the kernel, and takes the
-            fastest for each matrix and number of rows (the log says which, and by how much). Starts that find others
-            differ in the last bits of their results.
+            fastest for each matrix and number of rows (the log says which, and by how much), but for layers that the
+            kernel computes with what lies around their products. Starts that find others differ in the last bits of
+            their results: on one rank alone.
         cache: the file in which that is kept for the next start on such a GPU; "": nowhere.
     """
 

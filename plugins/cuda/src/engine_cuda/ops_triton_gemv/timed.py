@@ -110,7 +110,7 @@ class TimedProducts:
         self._file = file
         self._seconds_of = seconds_of
         self._may = may
-        self._chosen = self._read()
+        self._chosen = self._stored().get(machine, {})
 
     def __call__(self, x: torch.Tensor, packed: Matrix) -> torch.Tensor:
         """x [T, I] -> [T, O]."""
@@ -135,27 +135,30 @@ class TimedProducts:
         logger.info("product %s: %s, %.1f us (%s)", key, best, 1e6 * found[best], others)
         return best
 
-    def _read(self) -> dict[str, str]:
-        """What was found on such a machine before."""
+    def _stored(self) -> dict[str, dict[str, str]]:
+        """What the file says, by machine; nothing where there is none, or a broken one."""
         if self._file is None or not self._file.exists():
             return {}
         try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))[self._machine]
-            return {str(key): name for key, name in found.items() if name in self._ways}
-        except KeyError:
-            return {}
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+            return {
+                machine: {key: name for key, name in of_machine.items() if name in self._ways}
+                for machine, of_machine in found.items()
+            }
         except (OSError, ValueError, TypeError, AttributeError) as error:
             logger.warning("the products of %s are timed anew: it cannot be read: %s", self._file, error)
             return {}
 
     def _write(self) -> None:
-        """Whole or not at all; ranks that write at once leave what one of them has found."""
+        """Whole or not at all, beside what others have found; of engines that write at once one may lose its own."""
         if self._file is None:
             return
         try:
+            stored = self._stored()
+            stored[self._machine] = stored.get(self._machine, {}) | self._chosen
             self._file.parent.mkdir(parents=True, exist_ok=True)
             temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-            temporary.write_text(json.dumps({self._machine: self._chosen}, indent=1), encoding="utf-8")
+            temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
             temporary.replace(self._file)
         except OSError as error:
             logger.warning("what products were found is not kept: %s", error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class CudaPlatformBody:
         self._mode = options.capture
         self._asked_buckets = options.buckets
         self._asked_mixed = options.capture_mixed
-        self._whole = "never" not in (options.capture, options.capture_whole) and find_spec("triton") is not None
+        self._whole = options.capture_whole == "auto"
         start = context.start
         self._max_num_seqs = start.max_num_seqs
         self._useful_tokens = hidden_tokens(start.model.hidden_size, start.parallel.tp)
@@ -131,13 +131,27 @@ class CudaPlatformBody:
             logger.warning("decode steps are not captured: %s", error.found)
             return fn
 
-    def whole_steps(self, ops: Ops, tables: StepTables, parameters: Any) -> WholeSteps | None:
-        """See `engine.interfaces.step.WholeSteps`; None where the option says so, or Triton is not installed."""
+    def whole_steps(self, ops: Ops, tables: StepTables, parameters: Any, why_not: Sequence[str]) -> WholeSteps | None:
+        """See `engine.interfaces.step.WholeSteps`; None where the option `capture_whole` says so, and, with a warning,
+        where it cannot be: no memory is kept for it then. Raises ConfigError there where the option `capture` insists.
+        """
         if not self._whole:
             return None
-        from engine_cuda.platform_cuda.whole import CudaWholeSteps
+        reasons = ["Triton is not installed"] if find_spec("triton") is None else []
+        reasons += ["platform.capture is never"] if self._mode == "never" else why_not
+        if not reasons:
+            from engine_cuda.platform_cuda.whole import CudaWholeSteps
 
-        return CudaWholeSteps(self, self._graphs.capture, self._mode == "always", ops, tables, parameters)
+            return CudaWholeSteps(self, self._graphs.capture, self._mode == "always", ops, tables, parameters)
+        self._whole = False
+        if self._mode == "always":
+            raise ConfigError(
+                "capture decode steps with their inputs and draws (platform.capture_whole=auto)",
+                "; ".join(reasons),
+                "start with --platform.capture_whole never",
+            )
+        logger.warning("decode steps are not captured with their inputs and draws: %s", "; ".join(reasons))
+        return None
 
     def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
         """See `engine_cuda.platform_cuda.memory`. Raises DeviceMemoryError where the largest step does not fit."""
@@ -148,6 +162,7 @@ class CudaPlatformBody:
         try:
             largest_step()
             torch.cuda.synchronize(device)
+            late_kernels.serving = False  # its draws were fetched, and it is a start's
         except torch.OutOfMemoryError as error:
             remedy = "lower --max-num-batched-tokens or --max-num-seqs, or quantise the weights"
             raise out_of_memory("run a largest step beside the weights", error, remedy) from error
@@ -208,7 +223,7 @@ class CudaPlatformBody:
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> CudaFetch:
         """On a stream of their own, behind the work that is queued now; the next step's work does
         not wait for them."""
-        late_kernels.serving = True  # a start fetches nothing
+        late_kernels.serving = True  # a start fetches nothing but the largest step's draws
         self._results.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._results):
             hosts = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)

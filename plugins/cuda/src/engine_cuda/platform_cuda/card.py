@@ -32,7 +32,8 @@ class CudaPlatformOptions(BaseModel):
             run as they are, and with a drafter none is captured.
         capture_whole: "auto" captures decode steps a second time, with what is launched before and behind the model:
             inputs, attention's plans, draws. Steps in which all rows only draw are replayed so; those with penalties,
-            log probabilities, logits processors, masks or `min_tokens` among them as without. "never" leaves that.
+            log probabilities, logits processors, masks, drafts or `min_tokens` among them as without. Where it cannot
+            be, a warning says why; with `capture` "always" the start fails. "never" leaves that.
         buckets: numbers of rows that decode steps are padded up to, each captured once; "auto" takes 1, 2, 4, then
             every 8th up to 256 and every 16th up to 512, as far as so many requests run at once; of rows with drafts
             those of 512 tokens at most.
@@ -67,7 +68,6 @@ class CudaPlatform(PlatformCard):
     recorder = "stream"
     captures_drafts = "padded"
     captures_mixed = True
-    captures_whole = True
     step_timeout = 300.0  # for milliseconds of work, or a step that compiles its kernels first
     body = "engine_cuda.platform_cuda.body:CudaPlatformBody"
 

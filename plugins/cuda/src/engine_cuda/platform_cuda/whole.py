@@ -79,10 +79,13 @@ class CudaWholeSteps:
         self._seeds_host, self._words_host = _parts(self._host, slots)
         self._seeds, self._words = _parts(self._device, slots)
         self._version = -1
+        self._failed = False
 
     def capture(
         self, inputs: StepInputs, compute: Callable[[], None], trial: Trial
     ) -> Callable[[int], torch.Tensor] | None:
+        if self._failed:
+            return None
         told: list[torch.Tensor] = []
 
         def step() -> None:
@@ -93,14 +96,21 @@ class CudaWholeSteps:
             told[:] = [self._ops.place_tokens(drawn, broken, self._tables.tokens, slot, place)]
 
         def prepare(number: int) -> None:
+            trial.prepare(number)
             self._prepare(inputs, number)
 
         try:
             replay = self._record(step, Trial(prepare, trial.outputs, trial.replace))
         except ContractError as error:
             if self._insists:
-                raise
+                raise ContractError(
+                    "capture decode steps with their inputs and draws",
+                    error.found,
+                    "start with --platform.capture_whole never",
+                    point="platform",
+                ) from error
             logger.warning("decode steps are not captured with their inputs and draws: %s", error.found)
+            self._failed = True  # larger ones serve that were captured before
             return None
 
         def launch(num_rows: int) -> torch.Tensor:
@@ -138,8 +148,8 @@ class CudaWholeSteps:
         return SamplingRows(temperature, top_k, top_p, min_p, seed, position), slot, place
 
     def _prepare(self, inputs: StepInputs, number: int) -> None:
-        """One of two inputs that differ in ids, positions and slots' rows. All pages are the null page: rows that stand
-        at the same place of it have the same id, and leave the same there."""
+        """One of two inputs that differ in ids, positions and slots' rows. All pages are the null page, which is empty:
+        rows that stand at the same place of it have the same id, and leave the same there."""
         tokens, device = self._tables.tokens, self._device.device
         rows, slots, length = len(inputs.slot_of_row), len(tokens) - 1, tokens.shape[1] - 1
         span = max(1, min([length - 1, *self._tables.tokens_per_block]))

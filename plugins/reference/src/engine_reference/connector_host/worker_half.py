@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -30,7 +30,7 @@ class PageCopies(Protocol):
         """Into the pool."""
 
     def taken(self) -> None:
-        """The result of the oldest step is there whose copies were not told of yet."""
+        """A step's result is there: the oldest's with `out` of which this was not told yet."""
 
 
 class HostWorker(KVConnectorWorker):
@@ -90,27 +90,48 @@ class HostWorker(KVConnectorWorker):
 
 class PoolCopies:
     """Implements `PageCopies` for a `PagedPool`. What leaves it comes to host memory behind the step; a step waits for
-    it only where it reads it back.
+    it only where it reads it back, or where so much leaves that it would lie in host memory twice.
 
     Raises KVCacheTooSmallError where the memory cannot be had.
     """
 
+    turn_bytes = 1 << 24
+    """Of pages that move together, unless one is larger."""
+    most_turns = 4
+    """On their way to host memory: more wait for the first of them."""
+
     def __init__(self, pool: PagedPool, places: int) -> None:
         self._pool = pool
         self._host = zeroed_pool(places, pool.page_bytes)
-        self._coming: deque[tuple[np.ndarray, Callable[[], np.ndarray]]] = deque()  # of each step
+        self._per_turn = max(1, self.turn_bytes // pool.page_bytes)
+        self._coming: deque[tuple[np.ndarray, Callable[[], np.ndarray]]] = deque()
+        self._come = 0
+        self._ends: deque[int] = deque()
+        """Of each step whose result was not taken: how many turns have come when its own have."""
 
     def out(self, pages: np.ndarray, places: np.ndarray) -> None:
-        self._coming.append((places, self._pool.read(pages)))
+        for turn in self._turns(pages):
+            self._coming.append((places[turn], self._pool.read(pages[turn])))
+            self._take(len(self._coming) - self.most_turns)
+        self._ends.append(self._come + len(self._coming))
 
     def back(self, pages: np.ndarray, places: np.ndarray) -> None:
         if any(np.isin(places, coming).any() for coming, _ in self._coming):
-            for coming, content in self._coming:
-                self._host[coming] = content()
-        if pages.size:
-            self._pool.write(pages, self._host[places])
+            self._take(len(self._coming))
+        for turn in self._turns(pages):
+            self._pool.write(pages[turn], self._host[places[turn]])
 
     def taken(self) -> None:
-        if self._coming:
-            coming, content = self._coming.popleft()
-            self._host[coming] = content()
+        if self._ends:
+            self._take(self._ends.popleft() - self._come)
+
+    def _turns(self, pages: np.ndarray) -> Iterator[slice]:
+        for first in range(0, pages.size, self._per_turn):
+            yield slice(first, first + self._per_turn)
+
+    def _take(self, turns: int) -> None:
+        """So many, in order: a later one may fill a place anew."""
+        for _ in range(turns):
+            places, content = self._coming.popleft()
+            self._host[places] = content()
+            self._come += 1

@@ -33,8 +33,9 @@ WORKER = "engine_sdk.conformance.executor.worker:EchoWorker"
 SEED = 2**64 - 1
 PATIENCE = 20.0
 """Seconds until a death has to be noticed."""
-SILENT = 1.0
-"""Seconds after which whoever waits for the core takes it for hung, where a worker is stopped."""
+SILENT = 2.0
+"""Seconds after which whoever waits for the core takes it for hung, where a worker is stopped. A driver may give
+workers half of it, and no worker that a busy machine keeps waiting is to be taken for hung before it is stopped."""
 ORPHANED = 8.0
 """Seconds that workers may outlive whoever started them: 5 are promised."""
 
@@ -253,7 +254,7 @@ class ExecutorConformance(Conformance):
     @pytest.mark.parametrize("how", ["asks", "waits"])
     def test_a_worker_that_stops(self, how: str) -> None:
         """It lives and answers nothing (SIGSTOP): EngineDeadError for whoever asks and looks for answers, and for
-        whoever waits for a step, within the time that the context gives; later for whatever is asked."""
+        whoever waits for a step, soon after the time that the context gives; afterwards for whatever is asked."""
         with self.running(2, step_timeout=SILENT) as (executor, _, pids):
             self._apart(pids)
             os.kill(pids[-1], signal.SIGSTOP)

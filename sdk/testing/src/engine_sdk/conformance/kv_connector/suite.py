@@ -98,9 +98,10 @@ class KVConnectorConformance(PeerTests):
         return found
 
     @classmethod
-    def pool(cls, pages: int, page_bytes: int) -> torch.Tensor:
-        """A rank's."""
-        return torch.zeros(pages, page_bytes, dtype=torch.uint8, device=cls.device)
+    def pool(cls, pages: int, page_bytes: int, framework: str = "torch") -> torch.Tensor:
+        """A rank's; where the platform's framework is not torch's it lies in host memory, as `HostPages` needs."""
+        device = cls.device if framework == "torch" else "cpu"
+        return torch.zeros(pages, page_bytes, dtype=torch.uint8, device=device)
 
     @classmethod
     def registered(cls, pool: torch.Tensor, framework: str) -> torch.Tensor | PagedPool:
@@ -115,7 +116,7 @@ class KVConnectorConformance(PeerTests):
         if not cast("type[KVConnectorCard]", cls.subject().card).swaps:
             not_served("the card's swaps is False")
         cls.require(cls.need(page_bytes, places, ranks, framework))
-        pools = [cls.pool(pages, page_bytes) for _ in range(ranks)]
+        pools = [cls.pool(pages, page_bytes, framework) for _ in range(ranks)]
         workers, space = cls.workers(pools, places, framework), places * page_bytes + 7
         context = replace(core_context(cls.subject(), pages), layout=one_layer(page_bytes), swap_space=space)
         tier = Tier(cls.half("core")(context), workers, pools)
@@ -416,7 +417,7 @@ class KVConnectorConformance(PeerTests):
         card = cast("type[KVConnectorCard]", cls.subject().card)
         mark_bytes = MARK_BYTES if card.layerwise and card.moves_marks else 0
         layout, parallel, space = two_layers(page_bytes, mark_bytes), Parallel(tp=ranks), page_bytes * PLACES
-        pools, workers = [cls.pool(PAGES, page_bytes) for _ in range(ranks)], []
+        pools, workers = [cls.pool(PAGES, page_bytes, framework) for _ in range(ranks)], []
         subject = cls.subject() if options is None else cls.subject().with_options(options)
         core: KVConnectorScheduler = cls.half("core")(
             replace(
