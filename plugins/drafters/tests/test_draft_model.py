@@ -8,15 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from engine import LLM
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import Launch, launch
 from engine.interfaces.executor import rank_starts
+from engine.interfaces.step import TargetStep
 from engine.types.errors import ConfigError, ModelNotFoundError, OptionsError, UnsupportedModelError
+from engine.types.plan import GivenDrafts, PageCopies, StepPlan
 from engine_kit.draft_memory import stored_bytes
 from engine_sdk.conformance import DrafterConformance
+from engine_sdk.conformance.drafter import SLOTS, Observed
 
 TARGET, DRAFT = "dummy:0.6B", "dummy:0.6B,layers=3"
 
@@ -24,6 +29,33 @@ TARGET, DRAFT = "dummy:0.6B", "dummy:0.6B,layers=3"
 class TestDraftModel(DrafterConformance):
     driver = "draft_model"
     quick = r"^(?!test_what_is_accepted)"  # long, and of the engine; `mtp` has it too
+
+    @pytest.mark.parametrize("more", [{}, {"copies": True}, {"given": True}, {"prompt": True}], ids=str)
+    def test_what_was_computed_with_the_drafts_is_not_computed_again(
+        self, more: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """But on pages that were copied over it, of drafts from elsewhere, and beside a prompt."""
+        drafter, rows, table, steps = self.make(), self.rows(3, 6), self.table(3), list[TargetStep]()
+        session = self.session(drafter)
+        self._enter(drafter, rows, table)
+        drafts = self.drafted(drafter, rows, table)
+        monkeypatch.setattr(session, "run_step", lambda index, step, features=None: steps.append(step))
+        slot, first, counts = rows.slot, rows.num_tokens - 1, [len(of_row) for of_row in drafts]
+        if "prompt" in more:
+            slot, first, counts = np.append(slot, SLOTS - 1).astype(np.int32), np.append(first, 0), [*counts, 0]
+        plan = StepPlan(
+            step_id=0, slot_of_row=slot, num_computed=first.astype(np.int32), num_tokens=1 + np.array(counts, np.int32),
+            samples=np.ones(len(slot), bool), num_decodes=0, new_slots=[], new_blocks=[],
+            num_drafts=np.array(counts, np.int32),
+            copies=PageCopies(table=slot[:1] * 0, source=slot[:1], destination=slot[1:2]) if "copies" in more else None,
+            given_drafts=GivenDrafts(row=slot[:1], tokens=table[:1, :1].numpy()) if "given" in more else None,
+        )  # fmt: skip
+        nothing = torch.empty(0)
+        step = Observed(plan, nothing, nothing, {}, nothing, nothing)
+        drafter.observe(step, session)
+        assert len(steps) == bool(more)
+        drafter.observe(step, session)
+        assert len(steps) == bool(more) + 1, "of another step nothing is known"
 
 
 def launched(model: str = TARGET, draft: str | None = DRAFT, **settings: Any) -> Launch:

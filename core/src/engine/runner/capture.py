@@ -213,7 +213,7 @@ def decodes(positions: np.ndarray, width: int | np.ndarray, slots: np.ndarray | 
         num_computed=positions.astype(np.int32),
         num_tokens=num_tokens,
         samples=np.ones(rows, bool),
-        num_decodes=int((num_tokens == 1).cumprod().sum()),
+        num_decodes=rows * (width == 1) if isinstance(width, int) else int((num_tokens == 1).cumprod().sum()),
         new_slots=[],
         new_blocks=[],
     )

@@ -235,14 +235,16 @@ class Drafting(StepPart):
         """The drafts, with counts."""
         m, k = len(rows.slot), int(rows.num_drafts.max())
         counts = rows.num_drafts if drafts.counts is None else drafts.counts
-        fits, form = tuple(drafts.tokens.shape) == (m, k) and counts.shape == (m,), "chains"
-        found = f"tokens of shape {tuple(drafts.tokens.shape)}, counts {counts!r:.80}"
-        if (parents := drafts.parents) is not None and self._chosen is not None:
-            fits = fits and parents.shape == (k,) and self._chosen.branches and drafts.probs is None
+        fits = tuple(drafts.tokens.shape) == (m, k) and counts.shape == (m,)
+        branches = self._chosen is not None and self._chosen.branches
+        if (parents := drafts.parents) is not None:
+            fits = fits and parents.shape == (k,) and branches and drafts.probs is None
             fits = fits and bool(((parents >= -1) & (parents < np.arange(k))).all())
-            form = "chains, or trees without probabilities" if self._chosen.branches else form
-            found += f", parents {parents!r:.80}{'' if drafts.probs is None else ' and probabilities'}"
         if not fits or (counts < 0).any() or (counts > rows.num_drafts).any():
+            form = "chains, or trees without probabilities" if branches and parents is not None else "chains"
+            found = f"tokens of shape {tuple(drafts.tokens.shape)}, counts {counts!r:.80}"
+            if parents is not None:
+                found += f", parents {parents!r:.80}{'' if drafts.probs is None else ' and probabilities'}"
             raise ContractError(
                 f"drafts for {m} rows, at most {k} each: {form}",
                 f"the drafter gave {found}",
@@ -288,15 +290,16 @@ class Drafting(StepPart):
         offset = drawing.place - (plan.num_tokens - 1 - plan.num_drafts)[row]
         has = np.flatnonzero(offset < plan.num_drafts[row])
         which = np.repeat(np.arange(len(place)), drafts.counts)  # rows stand in the same order here and there
-        host = np.stack([which, offset[has], drawing.slot[has], drawing.num_tokens[has], has])
-        indices, start = send(self._platform, host, np.append(np.flatnonzero(offset == 0), n))
-        tokens = drafts.tokens[indices[0], indices[1]].int()
-        self._tokens.index_put_((indices[2], indices[3]), tokens)
-        flat = torch.full((n,), -1, dtype=torch.int32, device=tokens.device).index_put_((indices[4],), tokens)
+        host = np.stack([which * drafts.tokens.shape[1] + offset[has], drawing.num_tokens[has], has])
+        host[1] += drawing.slot[has].astype(np.int64) * self._tokens.shape[1]
+        (proposed, put, at), start = send(self._platform, host, np.append(np.flatnonzero(offset == 0), n))
+        tokens = drafts.tokens.flatten().index_select(0, proposed).int()
+        self._tokens.view(-1).index_copy_(0, put, tokens)  # by one number each: two cost four times as much to look up
+        flat = torch.full((n,), -1, dtype=torch.int32, device=tokens.device).index_copy_(0, at, tokens)
         probs = None
         if self.rejects and drafts.probs is not None:
             probs = torch.zeros(n, drafts.probs.shape[2], dtype=drafts.probs.dtype, device=tokens.device)
-            probs[indices[4]] = drafts.probs[indices[0], indices[1]]
+            probs[at] = drafts.probs.flatten(0, 1)[proposed]
         fetch = self._platform.to_host((drafts.tokens,)) if plan.masks_follow else None
         return StepDrafts(place, drawing, offset, SampledDrafts(flat, probs), start, fetch, None)
 

@@ -115,9 +115,11 @@ class Session:
         return self._models[index]
 
     def run(self, index: int, batch: DraftBatch) -> torch.Tensor:
-        m, each = len(batch.slot), batch.num_tokens
-        fits = batch.start + each <= self.limit[batch.slot]  # what would lie behind goes to the padding rows' slot
-        slot = np.where(fits, batch.slot, self._slots.scratch_slot).astype(np.int32)
+        m, each, slot, start = len(batch.slot), batch.num_tokens, batch.slot, batch.start
+        fits = start + each <= self.limit[slot]
+        if not fits.all():  # what would lie behind goes to the padding rows' slot
+            slot = np.where(fits, slot, self._slots.scratch_slot).astype(np.int32)
+            start = np.where(fits, start, 0)
         step = self._captured_step(index, batch)
         captured = step is not None
         if step is None:
@@ -126,7 +128,6 @@ class Session:
         elif batch.features is not None:
             step.more["features"][:m] = batch.features
         assert self._buffers is not None
-        start = np.where(fits, batch.start, 0)
         plan = decodes(start, each, slot)
         if batch.hidden is not None:
             plan.num_decodes = 0
@@ -164,7 +165,8 @@ class Session:
     def draw(self, logits: torch.Tensor, rows: DraftRows, ahead: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of logits that are no numbers any token is drawn: it is a draft."""
         logits, broken = self._ops.check_logits(logits)
-        logits.masked_fill_(broken.unsqueeze(1), 0.0)
+        if self._rejects:  # a draw takes what is no number, its distribution does not
+            logits.masked_fill_(broken.unsqueeze(1), 0.0)
         return self._sampler.draft(logits, rows.slot, rows.num_tokens + ahead, self._rejects)
 
     def _captured_step(self, index: int, batch: DraftBatch) -> Step | None:

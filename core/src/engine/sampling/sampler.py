@@ -258,7 +258,7 @@ class Sampler:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `engine.interfaces.drafter.DraftSession.draw`; logits float32 or float64."""
         uploaded = self._upload(slot)
-        _, position = send(self._platform, self.places(SampledRows(slot, num_tokens)))[0]
+        (position,) = send(self._platform, self.places(SampledRows(slot, num_tokens))[1])
         rows = SamplingRows(
             uploaded.temperature, uploaded.top_k, uploaded.top_p, uploaded.min_p, uploaded.seed, position
         )

@@ -33,6 +33,7 @@ class CpuOps(OpsCard):
             *("lora_memory", "lora_pack", "lora_place", "lora_add"),
             *("router_logits", "route", "pack_experts", "experts", "place_experts", "gated_act", "moe_gate"),
             *("prepare_inputs", "check_logits", "penalties", "apply_bitmask", "sample", "place_tokens", "logprobs"),
+            "verify",
         }
     )
     body = "engine_cpu.ops_cpu.body:CpuOpsBody"

@@ -1,7 +1,8 @@
 """The body of drafter `draft_model` (Leviathan, Kalman, Matias 2023; Chen et al. 2023).
 
-The draft model computes what the target computes, step by step, so that it has keys and values of every token that the
-target has. Drafts are then made one by one, each from the one before.
+The draft model computes what the target computes, so that it has keys and values of every token that the target has:
+prompts when a step is observed, and what decodes compute while their drafts are made, one by one, each from the one
+before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from engine.interfaces.drafter import DraftBatch, DraftRows, Drafts, DraftSessio
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
     from engine.interfaces.step import TargetStep
-    from engine.types.plan import NewSlot
+    from engine.types.plan import NewSlot, StepPlan
 
 
 class DraftModelBody:
@@ -25,6 +26,7 @@ class DraftModelBody:
     def __init__(self, context: WorkerContext) -> None:
         assert context.platform is not None
         self._platform = context.platform
+        self._proposed: DraftRows | None = None  # for the step that begins
 
     def enter(self, new: NewSlot) -> None:
         """Nothing is kept of a request."""
@@ -33,22 +35,36 @@ class DraftModelBody:
         """Nothing is kept."""
 
     def observe(self, step: TargetStep, session: DraftSession) -> None:
-        """The draft model computes the step's tokens too, drafts included: what it has of wrong ones is written again
-        when their places are computed again."""
-        session.run_step(0, step)
+        """The draft model computes the step's tokens too, drafts included, where it has not while it proposed them:
+        what it has of wrong ones is written again when their places are computed again."""
+        rows, self._proposed = self._proposed, None
+        if rows is None or not _computes(step.plan, rows):
+            session.run_step(0, step)
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
-        """The first pass computes each row's last token, which the target computes in the step that begins."""
-        model, start = session.model(), rows.num_tokens - 1
+        """The first pass computes each row's last token, which the target computes in the step that begins; one more
+        than there are drafts leaves keys and values of the last of them, which may be kept."""
+        model, start, most = session.model(), rows.num_tokens - 1, int(rows.num_drafts.max())
         host = np.array((rows.slot, start), np.int64)
         last = torch.empty(host.shape, dtype=torch.int64, device=session.tokens.device)
         self._platform.to_device(torch.from_numpy(host), last)
         token = session.tokens[last[0], last[1]]
         tokens, probs = [], []
-        for ahead in range(int(rows.num_drafts.max())):
+        for ahead in range(most):
             hidden = session.run(0, DraftBatch(rows.slot, start + ahead, 1, token))
             token, q = session.draw(model.logits(hidden), rows, ahead)
             tokens.append(token)
             if q is not None:
                 probs.append(q)
+        session.run(0, DraftBatch(rows.slot, start + most, 1, token))
+        self._proposed = rows
         return Drafts(torch.stack(tokens, 1), None, torch.stack(probs, 1) if probs else None)
+
+
+def _computes(plan: StepPlan, rows: DraftRows) -> bool:
+    """Whether a step computes what was computed when drafts were proposed for these rows, and nothing else: neither
+    prompts, nor drafts from elsewhere, nor on pages that it has first copied over what lay there."""
+    if plan.num_drafts is None or plan.given_drafts is not None or plan.copies is not None:
+        return False
+    asked = (plan.slot_of_row, rows.slot), (plan.num_computed + 1, rows.num_tokens), (plan.num_drafts, rows.num_drafts)
+    return all(np.array_equal(theirs, own) for theirs, own in asked)
