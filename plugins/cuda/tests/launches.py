@@ -11,7 +11,7 @@ Everything else is the engine's own: the model, the runner, the sampler, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,6 +28,7 @@ from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed, StepTables
 from engine.interfaces.platform import CaptureKey, Trial
+from engine.interfaces.quantization import QuantizationNeed
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
 from engine.runner.results import FailedStep
@@ -41,6 +42,8 @@ from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOp
 from engine_cuda.ops_triton.card import TritonOps
 from engine_cuda.ops_triton_gemv.card import TritonGemv
 from engine_cuda.platform_cuda.whole import CudaWholeSteps
+from engine_cuda.quantization_fp8.body import Fp8Body
+from engine_cuda.quantization_fp8.card import Fp8Options, Fp8Quantization
 from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
 from engine_reference.models.llama_card import Llama, Qwen3
 from engine_reference.platform_host.card import HostPlatform
@@ -174,6 +177,21 @@ class MetaAttention(TritonAttention):
         return []
 
 
+class MetaFp8(Fp8Quantization):
+    """The quantization `fp8`, whatever the device."""
+
+    body = "launches:MetaFp8Body"
+
+    @classmethod
+    def unsupported(cls, need: QuantizationNeed) -> list[str]:
+        return []
+
+
+class MetaFp8Body(Fp8Body):
+    def _try(self, device: torch.device, dtype: torch.dtype) -> None:
+        """There are no numbers to compare."""
+
+
 class MetaCheckpoint(CheckpointCard):
     """Shapes alone."""
 
@@ -217,9 +235,18 @@ class MetaWorker:
         max_num_seqs: slots; also the one bucket of decode steps.
         gemv: linear layers by ops driver `triton_gemv`.
         whole: decode steps are captured whole.
+        fp8: options of quantization `fp8`, of the linear layers; None: they are plain.
     """
 
-    def __init__(self, model: str, max_num_seqs: int, gemv: bool = False, whole: bool = False, **changes: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        max_num_seqs: int,
+        gemv: bool = False,
+        whole: bool = False,
+        fp8: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
         config = config_of(model)
         description = (Llama if config["model_type"] == "llama" else Qwen3).describe(config)
         candidates = [
@@ -228,6 +255,7 @@ class MetaWorker:
             Candidate("attention", "meta", 0, "launches", "1", "launches:MetaAttention"),
             Candidate("ops", "meta", 0, "launches", "1", "launches:MetaOps"),
             Candidate("ops", "meta_gemv", 0, "launches", "1", "launches:MetaGemv"),
+            Candidate("quantization", "meta", 0, "launches", "1", "launches:MetaFp8"),
             Candidate("checkpoint", "meta", 0, "launches", "1", "launches:MetaCheckpoint"),
         ]
         registry = Registry.discover(extra=tuple(candidates))
@@ -243,11 +271,13 @@ class MetaWorker:
         drivers = [("meta", TritonOps.operations), ("torch", frozenset(OPERATIONS))]
         if gemv:
             drivers.insert(0, ("meta_gemv", TritonGemv.operations))
+        quantized = () if fp8 is None else (choice("quantization", "meta", "linear", **Fp8Options(**fp8).model_dump()),)
         fields: dict[str, Any] = {
             "choices": (
                 choice("platform", "meta_whole" if whole else "meta"),
                 *(choice("ops", next(d for d, its in drivers if name in its), name) for name in OPERATIONS),
                 choice("attention", "meta", "full", **TritonAttentionOptions().model_dump()),
+                *quantized,
                 choice("model", config["architectures"][0]),
                 choice("checkpoint", "meta"),
             ),

@@ -19,13 +19,17 @@ from scaled import needs_scales_of_rows, scales_of_rows
 
 from engine.interfaces.quantization import QuantizationNeed
 from engine.types.errors import ConfigError
+from engine_cuda.dependents import DEPENDENT
 from engine_cuda.interpreter_shim import to_e4m3
+from engine_cuda.ops_triton.activations import Activations
+from engine_cuda.ops_triton.norms import Norms
 from engine_cuda.quantization_fp8 import body as fp8_body
 from engine_cuda.quantization_fp8 import few_rows as few
 from engine_cuda.quantization_fp8 import rows as kernels
 from engine_cuda.quantization_fp8.body import TRIED_ROWS, Fp8Body
 from engine_cuda.quantization_fp8.card import MOST_ROWS, Fp8Options, Fp8Quantization
-from engine_cuda.quantization_fp8.rows import FP8, LARGEST, quantize_rows, quantize_weight
+from engine_cuda.quantization_fp8.rows import FP8, LARGEST, quantize_normed, quantize_rows, quantize_weight
+from engine_kit.rounded_rows import RoundsRows
 from engine_sdk.conformance.quantization import whole_layer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,6 +37,11 @@ LAUNCH = {
     "x": "*bf16", "codes": "*u8", "scales": "*fp32", "rows": "i32", "row_stride": "i32", "columns": "i32",
     "padded": "i32",
 }  # fmt: skip
+NORMED = {
+    "x": "*bf16", "residual": "*bf16", "weight": "*bf16", "codes": "*u8", "scales": "*fp32", "rows": "i32",
+    "eps": "fp32",
+}  # fmt: skip
+CONSTANTS = {"DEPENDENT": True, "LARGEST": 448.0, "LEAST_SCALE": 2.0**-120}
 
 
 def body(**options: Any) -> Fp8Body:
@@ -76,6 +85,120 @@ def test_rows_and_weights_are_rounded_alike(dtype: torch.dtype) -> None:
         assert torch.equal(scales[:, 0], largest[0])
         assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))
         assert not codes[:, columns:].view(torch.uint8).any()
+
+
+def in_two(
+    x: torch.Tensor, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, padded: int
+) -> tuple[torch.Tensor, ...]:
+    """What `quantize_normed` gives, by the operations one after the other."""
+    if residual is None:
+        return (*quantize_rows(Norms().rms_norm(x, norm, eps), padded), x)
+    normed, total = Norms().add_rms_norm(x, residual, norm, eps)
+    return (*quantize_rows(normed, padded), total)
+
+
+def same(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
+    """To the last bit."""
+    return all(
+        torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rows_are_rounded_as_they_are_made(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The bits of two launches: of a norm, with what is added before it and without, and of an activation whose rows
+    stay in registers, or are read twice. Widths fill no block, one row is zeros; memory that is taken is full."""
+    eps = 1e-5
+    monkeypatch.setattr(torch, "empty", lambda *shape, **more: torch.full(shape, 7, **more))
+    monkeypatch.setattr(kernels, "WIDEST", 64)
+    for count, columns in ((1, 5), (3, 100), (9, 64)):
+        padded = -(-columns // 16) * 16
+        norm, x, added = (random(n, columns, dtype=dtype, seed=seed) for seed, n in enumerate((1, count, count)))
+        x[-1] = added[-1] = 0
+        x[0] *= 100
+        gate_up = torch.cat([x, added, x], 1)[:, columns:]  # rows lie apart
+        found = quantize_normed(x, None, norm[0], eps, padded, {})
+        assert found[2] is x and same(found, in_two(x, None, norm[0], eps, padded))
+        total = added.clone()
+        found = quantize_normed(x, total, norm[0], eps, padded, {})
+        assert found[2] is total and same(found, in_two(x.clone(), added.clone(), norm[0], eps, padded))
+        acted = Activations().silu_mul(gate_up)
+        assert same(quantize_rows(gate_up, padded, gated=True), quantize_rows(acted, padded))
+
+
+def multiplied(x: torch.Tensor, y: torch.Tensor, **more: Any) -> torch.Tensor:
+    """torch._scaled_mm where it takes no scales of rows: in float64."""
+    wide = (x.double() * more["scale_a"].double()) @ (y.double() * more["scale_b"].double())
+    return (wide + (0 if more["bias"] is None else more["bias"].double())).to(more["out_dtype"])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_what_is_rounded_as_it_is_made(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    """The norm and the activation before a product, as float64 has them, but for what rounding rows costs."""
+    if not scales_of_rows():
+        monkeypatch.setattr(torch, "_scaled_mm", multiplied)
+    outputs, inputs, rows, eps = 37, 100, MOST_ROWS + 2, 0.3
+    weight, added = random(outputs, inputs, dtype=torch.float32), random(outputs, seed=1) if bias else None
+    layer = body().pack(*whole_layer("linear", weight, added))
+    assert isinstance(layer, RoundsRows)
+    held = (layer.codes.double() * layer.scales.double().T)[:outputs, :inputs]
+    x, residual, norm = random(rows, inputs, seed=2), random(rows, inputs, seed=3), random(inputs, seed=4)
+    total = (x + residual).double()
+    alone, summed = (
+        wide / (wide.square().mean(1, keepdim=True) + eps).sqrt() * norm.double() for wide in (x.double(), total)
+    )
+    up, gate = random(rows, inputs, seed=5), random(rows, inputs, seed=6)
+    silu = torch.nn.functional.silu(gate.double()) * up.double()
+    y, kept = layer.after_norm(x.clone(), None, norm, eps)
+    z, sums = layer.after_norm(x.clone(), residual.clone(), norm, eps)
+    assert torch.equal(kept, x) and (sums.double() - total).abs().le(2.0**-7 * total.abs()).all()
+    found = {
+        "norm": (y, alone),
+        "sum and norm": (z, summed),
+        "silu": (layer.after_silu(torch.cat([gate, up], 1)), silu),
+    }
+    for name, (got, wide) in found.items():
+        expected = wide @ held.T + (0 if added is None else added.double())
+        # Each number of a row loses up to 2**-4 of it, one way or the other: several times what such sums stray.
+        near = 3 * 2.0**-4 * (wide.square() @ held.square().T).sqrt() + 2.0**-7 * expected.abs()
+        assert got.shape == (rows, outputs) and got.dtype == x.dtype
+        assert (got.double() - expected).abs().le(near).all(), name
+
+
+def test_who_rounds_rows_as_they_are_made() -> None:
+    """--quantization.fused, and the kernel for few rows takes them as they are."""
+    weight = random(16, 32, dtype=torch.float32)
+    for options, first in (({}, MOST_ROWS + 1), ({"few_rows": 0}, 1), ({"fused": False}, None)):
+        layer = body(**options).pack(*whole_layer("linear", weight))
+        taken = [rows for rows in range(9) if layer.rounds(rows)]
+        assert taken == ([] if first is None else list(range(first, 9)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("rows", [5, 256])
+def test_rows_are_rounded_as_they_are_made_on_a_gpu(rows: int) -> None:
+    """Of the widths of an 8B model, as they are launched and as dependents, in a graph. A compiler may add up a norm's
+    squares in another order: then a few codes are their neighbours."""
+    hidden, inner, eps = 4096, 14336, 1e-6
+    x, residual, gate_up = random(rows, hidden), random(rows, hidden, seed=1), random(rows, 2 * inner, seed=2)
+    norm = random(hidden, seed=3)
+    codes, scales, total = in_two(x.clone(), residual.clone(), norm, eps, hidden)
+    expected = quantize_rows(Activations().silu_mul(gate_up), inner)
+    for dependent in ({}, DEPENDENT):
+        given = residual.clone()
+        quantize_normed(x, given, norm, eps, hidden, dependent)
+        quantize_rows(gate_up, inner, True, dependent)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = quantize_normed(x, given, norm, eps, hidden, dependent)
+            acted = quantize_rows(gate_up, inner, True, dependent)
+        given.copy_(residual)
+        graph.replay()
+        assert torch.equal(found[2], total) and same(acted, expected)
+        apart = found[0].view(torch.uint8).int() - codes.view(torch.uint8).int()
+        assert apart.abs().max() <= 1 and apart.count_nonzero() <= 1e-3 * apart.numel()
+        torch.testing.assert_close(found[1], scales, rtol=2.0**-7, atol=0.0)
 
 
 def test_weights_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +403,7 @@ def test_gpus_that_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_compiles() -> None:
     """For Hopper: a row of 4096 in registers, in accesses of 16 bytes, rounded by the instruction that there is."""
-    constants = {"ROWS": 1, "BLOCK": 4096, "LOOPS": False, "LARGEST": 448.0, "LEAST_SCALE": 2.0**-120}
+    constants = CONSTANTS | {"ROWS": 1, "BLOCK": 4096, "LOOPS": False, "GATED": False}
     aligned = ("row_stride", "columns", "padded")
     kernel = kernels._quantize_rows_kernel
     found = compiled.compile_for(kernel, LAUNCH, constants, num_warps=8, multiples_of_16=aligned)
@@ -288,13 +411,30 @@ def test_it_compiles() -> None:
     assert "ld.global.v4" in found.assembly and "cvt.rn.satfinite.e4m3x2.f32" in found.assembly
 
 
+def test_rows_that_are_rounded_as_they_are_made_compile() -> None:
+    """For Hopper, of the 8B model's widths: in so few registers that two programs of 16 warps fit a multiprocessor, in
+    accesses of 16 bytes, as dependents that wait first."""
+    aligned = ("row_stride", "columns", "padded")
+    gated = CONSTANTS | {"ROWS": 1, "BLOCK": 16384, "LOOPS": False, "GATED": True}
+    normed = CONSTANTS | {"SIZE": 4096, "PADDED": 4096, "ROWS": 1, "BLOCK": 4096}
+    cases = [
+        compiled.Case(kernels._quantize_rows_kernel, LAUNCH, gated, num_warps=16, multiples_of_16=aligned),
+        compiled.Case(kernels._normed_rows_kernel, NORMED, normed, num_warps=8),
+    ]
+    for found in compiled.compile_all(cases):
+        assert found.spilled == 0 and found.registers <= 64
+        for part in ("ld.global.v4", "cvt.rn.satfinite.e4m3x2.f32", "griddepcontrol.wait"):
+            assert part in found.assembly
+        assert found.assembly.index("griddepcontrol.wait") < found.assembly.index("ld.global")
+
+
 @pytest.mark.slow
 def test_all_forms_compile() -> None:
     """Rows that fill the registers, rows that are read twice, many short ones; Ada has no target among the tool's."""
-    constants = {"LARGEST": 448.0, "LEAST_SCALE": 2.0**-120}
     kernel, cases = kernels._quantize_rows_kernel, []
     for target in ("sm_90", "sm_100"):
         for each, block, loops, warps in ((1, 16384, False, 16), (1, 8192, True, 16), (32, 16, False, 1)):
-            more = {"ROWS": each, "BLOCK": block, "LOOPS": loops}
-            cases.append(compiled.Case(kernel, LAUNCH, constants | more, target, warps))
+            for gated in (False, True):
+                more = {"ROWS": each, "BLOCK": block, "LOOPS": loops, "GATED": gated, "DEPENDENT": False}
+                cases.append(compiled.Case(kernel, LAUNCH, CONSTANTS | more, target, warps))
     assert all(found.spilled == 0 for found in compiled.compile_all(cases))

@@ -50,6 +50,23 @@ def test_a_layer_of_few_rows(rows: int, fused: bool) -> None:
     assert launches.captured[last:] == [*layer[:5], "rms_norm_kernel", product]
 
 
+@pytest.mark.parametrize("model", ["dummy:0.6B,layers=4", "dummy:llama-8B,layers=4"])
+def test_a_layer_of_rounded_rows(model: str) -> None:
+    """Norms and the activation round their rows, what attention gives is rounded alone: ten launches, thirteen where
+    all rows are."""
+    rounding, product = "_quantize_rows_kernel", "_scaled_mm"
+    apart = [each for name in LAYER for each in ([rounding, product] if name == "linear" else [name])]
+    joined = [*("rotated_write_kernel", "attention_kernel", rounding, product, "_normed_rows_kernel", product),
+              *(rounding, product, "_normed_rows_kernel", product)]  # fmt: skip
+    for fused, layer in ((False, apart), (True, joined)):
+        with noted():
+            worker = MetaWorker(model, 5, fp8={"fused": fused})
+            worker.enter(5, temperature=0.0)
+            launches = worker.step()
+        assert launches.layers == [layer] * 3
+        assert fused == (launches.captured[:3] == ["gather_kernel", "_normed_rows_kernel", product])
+
+
 def test_around_the_captured_step() -> None:
     """One copy either way; inputs and the attention's plan in one launch each, and new pages of all rows in one. The
     draw reads the model's logits as they are."""

@@ -49,6 +49,7 @@ SETTINGS = (
     Setting("sampled", sampled=True),
     Setting("drafts", changes=DRAFTS),
     Setting("fp8-cache", changes={"kv_cache_dtype": "fp8"}),
+    Setting("fp8", changes={"quantization": "linear=fp8"}, arrive=True),
     Setting("mla", "dummy:mla-2.6B,layers=2", {"attention": "mla"}),
     Setting("whole-mla", "dummy:mla-2.6B,layers=2", {"attention": "mla", "platform.capture_whole": "auto"}),
     Setting("serve", served=True),

@@ -246,7 +246,8 @@ class Quantization(Protocol):
         """
 
     def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """Make a layer, once, of its tensors by their keys -> what `linear` takes.
+        """Make a layer, once, of its tensors by their keys -> what `linear` takes, and may be an
+        `engine_kit.rounded_rows.RoundsRows`, which layers then use.
 
         Over several ranks the tensors are this rank's, and each rank packs its own part. What is returned keeps none of
         them, nor a view of one: a weight may be somebody else's (an embedding's), and is else freed.

@@ -131,8 +131,8 @@ class Linear(Module):
 
     @property
     def matrix(self) -> Any:
-        """What the ops packed, where its product is all that a call gives; else None."""
-        return self._packed if isinstance(self._form, _Plain) and self._adapter is None else None
+        """What was packed, where its product is all that a call gives; else None."""
+        return self._packed if self._adapter is None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_size] -> [T, sum of out_sizes]."""

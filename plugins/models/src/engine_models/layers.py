@@ -30,6 +30,7 @@ from engine.modeling.parallel import even, group_of, kv_heads
 from engine_kit.encoder_layers import Table
 from engine_kit.few_rows import FewRows
 from engine_kit.pooled_decoders import of_pooling_model
+from engine_kit.rounded_rows import RoundedRows
 
 Block = Callable[[torch.Tensor], torch.Tensor]
 Mixing = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -56,10 +57,11 @@ class PreNormLayer(Module):
         self.mlp = mlp
         self.scale = scale
         self._few_rows = FewRows(context, attention_norm, attention, mlp_norm, mlp)
+        self._rounded_rows = RoundedRows(context, attention_norm, attention, mlp_norm, mlp)
 
     def __call__(self, state: State) -> None:
         """Change `hidden` and `residual` [T, hidden_size] in the state."""
-        if self.scale == 1.0 and self._few_rows(state):
+        if self.scale == 1.0 and (self._few_rows(state) or self._rounded_rows(state)):
             return
         hidden, residual = self.attention_norm.add(state["hidden"], state.get("residual"))
         hidden, residual = narrowed(self._ops, state, self.attention(hidden, state["positions"]), residual)

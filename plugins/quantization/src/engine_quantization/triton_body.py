@@ -70,7 +70,7 @@ class TritonBody(ReadsStored):
     def _packed(self, layer: LayerShape, codes: Codes, bias: torch.Tensor | None) -> OnGpu | Fp8Layer:
         bias = None if bias is None else bias.clone()
         if codes.bits == 8 and codes.values is not None and codes.scales.shape[1] == 1 and self._fp8 is not None:
-            return _of_fp8(codes, bias)
+            return _of_fp8(codes, bias, self._fp8)
         codes, order = in_order(codes)
         size, inputs = codes.group_size, codes.codes.shape[1]
         if codes.scales.shape[1] == 1:
@@ -99,10 +99,11 @@ class TritonBody(ReadsStored):
         )
 
 
-def _of_fp8(codes: Codes, bias: torch.Tensor | None) -> Fp8Layer:
+def _of_fp8(codes: Codes, bias: torch.Tensor | None, body: Fp8Body) -> Fp8Layer:
     """As `fp8` has it: filled up to whole units."""
     outputs, inputs = codes.codes.shape
     more, wider = -outputs % UNIT, -inputs % UNIT
     scales = F.pad(codes.scales[:, 0].float(), (0, more)).unsqueeze(0)
     held = F.pad(codes.codes, (0, wider, 0, more)).contiguous().view(FP8)
-    return Fp8Layer(held.clone(), scales.contiguous(), outputs, None if bias is None else F.pad(bias, (0, more)))
+    bias = None if bias is None else F.pad(bias, (0, more))
+    return Fp8Layer(held.clone(), scales.contiguous(), outputs, bias, body)

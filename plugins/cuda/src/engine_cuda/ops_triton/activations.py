@@ -13,6 +13,12 @@ BLOCK = 1024
 
 
 @triton.jit
+def silu_times(gate, up):
+    """silu(gate) * up, float32."""
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def silu_mul_kernel(x, out, row_stride, inner, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """out[t] = silu(x[t, :inner]) * x[t, inner:]. Grid: (T, blocks of inner)."""
     start_dependent(DEPENDENT)
@@ -21,8 +27,7 @@ def silu_mul_kernel(x, out, row_stride, inner, BLOCK: tl.constexpr, DEPENDENT: t
     mask = offs_n < inner
     gate = tl.load(x + token * row_stride + offs_n, mask=mask).to(tl.float32)
     up = tl.load(x + token * row_stride + inner + offs_n, mask=mask).to(tl.float32)
-    y = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + token * inner + offs_n, y.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + token * inner + offs_n, silu_times(gate, up).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit

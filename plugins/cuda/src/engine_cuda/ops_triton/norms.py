@@ -13,6 +13,15 @@ TILE = 2048
 """Elements of a program at least: short rows share one."""
 
 
+@triton.jit
+def normed_rows(wide, weight, offs_n, eps, SIZE: tl.constexpr, DTYPE: tl.constexpr):
+    """The RMS norm of rows in float32 [.., BLOCK], zeros behind SIZE -> in DTYPE."""
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
+    factor = tl.load(weight + offs_n, mask=offs_n < SIZE, other=0.0).to(tl.float32)
+    # Rounded before the weight is applied, as the reference does.
+    return ((wide * scale[:, None]).to(DTYPE).to(tl.float32) * factor[None]).to(DTYPE)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_kernel(
     x, weight, out, rows, inner_rows, x_strides, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -25,15 +34,11 @@ def rms_norm_kernel(
     start_dependent(DEPENDENT)
     offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs_n = tl.arange(0, BLOCK)
-    mask_n = offs_n < SIZE
-    mask = (offs_m < rows)[:, None] & mask_n[None]
+    mask = (offs_m < rows)[:, None] & (offs_n < SIZE)[None]
     start = offs_m // inner_rows * x_strides[0] + offs_m % inner_rows * x_strides[1]
     wide = tl.load(x + start[:, None] + offs_n[None], mask=mask, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
-    factor = tl.load(weight + offs_n, mask=mask_n, other=0.0).to(tl.float32)
-    # Rounded before the weight is applied, as the reference does.
-    normed = (wide * scale[:, None]).to(out.dtype.element_ty).to(tl.float32) * factor[None]
-    tl.store(out + offs_m[:, None] * SIZE + offs_n[None], normed.to(out.dtype.element_ty), mask=mask)
+    normed = normed_rows(wide, weight, offs_n, eps, SIZE, out.dtype.element_ty)
+    tl.store(out + offs_m[:, None] * SIZE + offs_n[None], normed, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -50,18 +55,14 @@ def add_rms_norm_kernel(
     normed, total = outputs
     offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs_n = tl.arange(0, BLOCK)
-    mask_n = offs_n < SIZE
-    mask = (offs_m < rows)[:, None] & mask_n[None]
+    mask = (offs_m < rows)[:, None] & (offs_n < SIZE)[None]
     wide = tl.load(x + offs_m[:, None] * strides[0] + offs_n[None], mask=mask, other=0.0).to(tl.float32)
     wide += tl.load(residual + offs_m[:, None] * strides[1] + offs_n[None], mask=mask, other=0.0).to(tl.float32)
     added = wide.to(total.dtype.element_ty)
     offs = offs_m[:, None] * SIZE + offs_n[None]
     tl.store(total + offs, added, mask=mask)
-    wide = added.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
-    factor = tl.load(weight + offs_n, mask=mask_n, other=0.0).to(tl.float32)
-    y = (wide * scale[:, None]).to(normed.dtype.element_ty).to(tl.float32) * factor[None]
-    tl.store(normed + offs, y.to(normed.dtype.element_ty), mask=mask)
+    y = normed_rows(added.to(tl.float32), weight, offs_n, eps, SIZE, normed.dtype.element_ty)
+    tl.store(normed + offs, y, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -99,7 +100,7 @@ class Norms(MayDepend):
         out = x.new_empty(x.shape)
         if out.numel():
             rows = out.numel() // size
-            grid, block, each, warps = _shape(rows, size)
+            grid, block, each, warps = shape_of(rows, size)
             rms_norm_kernel[grid](
                 x_rows, weight, out, rows, x_rows.shape[1], x_rows.stride()[:2], eps, size, each, block,
                 bool(self.dependent), num_warps=warps, **self.dependent,
@@ -115,7 +116,7 @@ class Norms(MayDepend):
             x, residual = x.contiguous(), residual.contiguous()
         if x.numel():
             rows = x.numel() // size
-            grid, block, each, warps = _shape(rows, size)
+            grid, block, each, warps = shape_of(rows, size)
             add_rms_norm_kernel[grid](
                 (x, residual), weight, (x, residual), rows, (size, size), eps, size, each, block,
                 bool(self.dependent), num_warps=warps, **self.dependent,
@@ -128,12 +129,12 @@ class Norms(MayDepend):
         out = torch.empty_like(x)
         if x.numel():
             rows = x.numel() // size
-            grid, block, each, warps = _shape(rows, size)
+            grid, block, each, warps = shape_of(rows, size)
             layer_norm_kernel[grid](x, weight, bias, out, rows, eps, size, each, block, num_warps=warps)
         return out
 
 
-def _shape(rows: int, size: int) -> tuple[tuple[int], int, int, int]:
+def shape_of(rows: int, size: int) -> tuple[tuple[int], int, int, int]:
     """(grid, BLOCK, ROWS, warps): few rows are spread over many programs, of many rows several share one."""
     block = power_of_2(size)
     each = max(1, min(TILE // block, power_of_2(rows) // 256))

@@ -12,8 +12,9 @@ from triton.errors import TritonError
 
 from engine.interfaces.quantization import LayerShape, StoredTensor, plain_tensors
 from engine.types.errors import ConfigError
+from engine_cuda.dependents import depends
 from engine_cuda.quantization_fp8.few_rows import few_rows
-from engine_cuda.quantization_fp8.rows import FP8, quantize_rows, quantize_weight
+from engine_cuda.quantization_fp8.rows import FP8, quantize_normed, quantize_rows, quantize_weight
 from engine_kit.plain_layer import plain_layer
 
 if TYPE_CHECKING:
@@ -32,19 +33,37 @@ some 2**-13 in each sum; the scale of another row or output is several times as 
 
 
 class Fp8Layer(NamedTuple):
-    """A layer: weight[o, i] = scales[o] * codes[o, i].
+    """A layer: weight[o, i] = scales[o] * codes[o, i]. An `engine_kit.rounded_rows.RoundsRows`.
 
     Args:
         codes: e4m3 [padded outputs, padded inputs].
         scales: float32 [1, padded outputs]: what the product takes, whether they differ or not.
         outputs: O.
         bias: [padded outputs], or None.
+        body: what multiplies with it.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     outputs: int
     bias: torch.Tensor | None
+    body: Fp8Body
+
+    def rounds(self, rows: int) -> bool:
+        """More than the kernel for few rows takes, where `Fp8Options.fused`."""
+        return self.body.fused and rows > self.body.few_rows
+
+    def after_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual [T, I] by the matrix, and that sum: a kernel and a product."""
+        codes, scales, total = quantize_normed(x, residual, norm, eps, self.codes.shape[1], self.body.dependent)
+        return self.body.product(codes, scales, self, x.dtype), total
+
+    def after_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu of the first half of gate_up [T, 2 * I] times the second by the matrix: a kernel and a product."""
+        codes, scales = quantize_rows(gate_up, self.codes.shape[1], True, self.body.dependent)
+        return self.body.product(codes, scales, self, gate_up.dtype)
 
 
 class Fp8Body:
@@ -52,13 +71,19 @@ class Fp8Body:
 
     Rows are rounded one by one: a scale over all rows of a step would make a row's result depend on the others. How
     many they are decides whether they are rounded at all: see `Fp8Options.few_rows`.
+
+    Attributes:
+        few_rows, fused: see `Fp8Options`.
+        dependent: what kernels that round rows are launched with.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         options: Fp8Options = context.options
         self._per_channel = options.weights == "channel"
         self._fast_accum = options.fast_accum
-        self._few_rows = options.few_rows
+        self.few_rows = options.few_rows
+        self.fused = options.fused
+        self.dependent = depends(context)
         if context.device is not None:
             self._try(context.device, context.dtype or torch.bfloat16)
 
@@ -77,10 +102,10 @@ class Fp8Body:
         )
         bias = bias.to(dtype)
         codes, scales = quantize_weight(weight, outputs, inputs, self._per_channel)
-        layer = Fp8Layer(codes, scales.expand(1, outputs).contiguous(), outputs, bias)
+        layer = Fp8Layer(codes, scales.expand(1, outputs).contiguous(), outputs, bias, self)
         # Widened by the host: on one GPU torch 2.11 widened each fourth number of e4m3 to 0.
         held = codes.cpu().float() * layer.scales.T.cpu()
-        few = sorted({1, self._few_rows} if self._few_rows else ())
+        few = sorted({1, self.few_rows} if self.few_rows else ())
         tried = [(rows, "the kernel of few rows") for rows in few]
         for rows, by in [*tried, *((rows, library) for rows in TRIED_ROWS)]:
             x = torch.randn((rows, inputs), generator=random, device=device).to(FP8)
@@ -93,11 +118,11 @@ class Fp8Body:
             except (RuntimeError, ValueError, TritonError) as error:
                 raise ConfigError(asked, f"{by} says: {str(error).strip().splitlines()[0]}", hint) from error
             expected = x.cpu().float() * sizes.cpu() @ held.T + bias.cpu().float()
-            apart = (found.cpu().float() - expected).abs().amax(1) / expected.abs().amax(1)
-            if not bool((apart <= NEAR).all()):
+            apart, largest = (found.cpu().float() - expected).abs().amax(1), expected.abs().amax(1)
+            if not bool((apart <= NEAR * largest).all()):
                 wrong = f"{by} computes {rows} x {inputs} x {outputs} wrongly"
                 raise ConfigError(
-                    asked, f"{wrong}: {float(apart.max()):.2g} of the largest number beside float32", hint
+                    asked, f"{wrong}: {float((apart / largest).max()):.2g} of the largest number beside float32", hint
                 )
 
     def tensors(self, layer: LayerShape) -> Sequence[StoredTensor]:
@@ -111,7 +136,7 @@ class Fp8Body:
         codes, scales = quantize_weight(weight, outputs, inputs, self._per_channel)
         if bias is not None:
             bias = F.pad(bias, (0, outputs - len(bias))) if outputs > len(bias) else bias.clone()
-        return Fp8Layer(codes, scales.expand(1, outputs).contiguous(), weight.shape[0], bias)
+        return Fp8Layer(codes, scales.expand(1, outputs).contiguous(), weight.shape[0], bias, self)
 
     def packed_bytes(self, packed: Fp8Layer) -> int:
         """Codes, scales and bias, with their padding."""
@@ -120,10 +145,14 @@ class Fp8Body:
     def linear(self, x: torch.Tensor, packed: Fp8Layer) -> torch.Tensor:
         """x [T, I] -> [T, O] in x's dtype: for few rows one kernel; for more one that rounds the rows, and a product
         that takes scales and bias."""
-        if 0 < len(x) <= self._few_rows and packed.codes.numel():
+        if 0 < len(x) <= self.few_rows and packed.codes.numel():
             return few_rows(x, packed.codes, packed.scales, packed.bias, packed.outputs)
-        codes, scales = quantize_rows(x, packed.codes.shape[1])
-        found = self._multiply(codes, scales, packed, x.dtype)
+        codes, scales = quantize_rows(x, packed.codes.shape[1], dependent=self.dependent)
+        return self.product(codes, scales, packed, x.dtype)
+
+    def product(self, codes: torch.Tensor, scales: torch.Tensor, packed: Fp8Layer, dtype: torch.dtype) -> torch.Tensor:
+        """Of rows that are rounded, codes e4m3 [T, padded inputs] and scales float32 [T, 1] -> [T, O]."""
+        found = self._multiply(codes, scales, packed, dtype)
         return found if packed.outputs == found.shape[1] else found[:, : packed.outputs].contiguous()
 
     def _multiply(

@@ -32,6 +32,8 @@ class Fp8Options(BaseModel):
         few_rows: steps of up to so many rows are not rounded: they wait for the weights alone, which a kernel of ours
             reads as they are stored. 0: rows are rounded whatever their number, and a row's result has the same
             rounding in every step.
+        fused: norms and activations whose rows a product alone reads round them as they make them, in one launch. The
+            codes are those of two.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,6 +41,7 @@ class Fp8Options(BaseModel):
     weights: Literal["channel", "tensor"] = "channel"
     fast_accum: bool = True
     few_rows: int = Field(default=MOST_ROWS, ge=0, le=MOST_ROWS)
+    fused: bool = True
 
 
 class Fp8Quantization(QuantizationCard):

@@ -30,6 +30,7 @@ from engine_kit.few_rows import FewRows
 from engine_kit.model_config import Config, flag, integer, number, read_rope
 from engine_kit.pooled_decoders import of_pooling_model
 from engine_kit.rotary import make_rotary
+from engine_kit.rounded_rows import RoundedRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +73,11 @@ class LlamaLayer(Module):
         inner = integer(config, "intermediate_size")
         self.mlp = GatedMLP(context, model.hidden_size, inner, f"{prefix}.mlp", features.mlp_bias)
         self._few_rows = FewRows(context, self.attention_norm, self.attention, self.mlp_norm, self.mlp)
+        self._rounded_rows = RoundedRows(context, self.attention_norm, self.attention, self.mlp_norm, self.mlp)
 
     def __call__(self, state: State) -> None:
         """Change `hidden` and `residual` [T, hidden_size] in the state."""
-        if self._few_rows(state):
+        if self._few_rows(state) or self._rounded_rows(state):
             return
         hidden, residual = self.attention_norm.add(state["hidden"], state.get("residual"))
         hidden, residual = narrowed(self._ops, state, self.attention(hidden, state["positions"]), residual)
