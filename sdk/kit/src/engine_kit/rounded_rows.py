@@ -18,7 +18,8 @@ from engine.modeling import Attention, GatedMLP, RMSNorm, narrowed
 @runtime_checkable
 class RoundsRows(Protocol):
     """What `Quantization.pack` may give: a matrix [O, I], with a bias perhaps, that rounds rows as they are made.
-    Rows are those that `Quantization.linear` would make of what the operations, one after the other, give."""
+    Rows are those that `Quantization.linear` would make of what the operations, one after the other, give, but for the
+    order of sums; whose operations, the driver says."""
 
     def rounds(self, rows: int) -> bool:
         """Whether it does so with so many rows."""

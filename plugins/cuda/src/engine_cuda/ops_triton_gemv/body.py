@@ -51,7 +51,7 @@ class PackedWeight:
 class TritonGemvBody:
     """See `engine.interfaces.ops.Ops`. What is launched depends on shapes, and where asked for on what was timed.
 
-    Raises ConfigError where products are to be timed and there is no GPU, or more than one rank.
+    Raises ConfigError where products are to be timed and there is no GPU, or ranks that compute the same.
     """
 
     def __init__(self, context: WorkerContext | None) -> None:

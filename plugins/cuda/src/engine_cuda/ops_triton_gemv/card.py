@@ -22,7 +22,7 @@ class TritonGemvOptions(BaseModel):
             starts, each product of the steps that are captured by cuBLAS, cuBLASLt and the kernel, and takes the
             fastest for each matrix and number of rows (the log says which, and by how much), but for layers that the
             kernel computes with what lies around their products. Starts that find others differ in the last bits of
-            their results: on one rank alone.
+            their results: not where ranks compute the same.
         cache: the file in which that is kept for the next start on such a GPU; "": nowhere.
     """
 

@@ -33,7 +33,7 @@ class Fp8Options(BaseModel):
             reads as they are stored. 0: rows are rounded whatever their number, and a row's result has the same
             rounding in every step.
         fused: norms and activations whose rows a product alone reads round them as they make them, in one launch. The
-            codes are those of two.
+            codes are those of two (of `ops` "triton"), a norm's but for the order in which its squares are added up.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

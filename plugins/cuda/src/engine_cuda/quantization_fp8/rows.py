@@ -3,7 +3,8 @@ same kernel; and the same in plain torch for weights.
 
 A row's scale is largest / 448, such that the largest becomes the largest number of e4m3 and every other is rounded to
 the nearest, half to even. Nothing is read back to the host. What is made first is rounded as its own kernel would write
-it (`ops_triton`), so that the codes are those of two launches.
+it (`ops_triton`), so that the codes are those of two launches. (A compiler may add up a norm's squares in
+another order here and there: a few codes are then their neighbours.)
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def quantize_rows(
     """
     rows, columns = x.shape
     columns = columns // 2 if gated else columns
-    if x.stride(1) != 1 and columns > 1:
+    if x.stride(1) != 1 and x.shape[1] > 1:
         x = x.contiguous()
     codes = torch.empty(rows, padded, dtype=torch.uint8, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
