@@ -248,7 +248,8 @@ def test_keys_of_other_types(key: str, value: Any, tmp_path: Path) -> None:
 def test_rows_that_are_no_pairs_for_each_head(tmp_path: Path) -> None:
     metadata = {"general.architecture": "llama", "llama.attention.head_count": 4}
     path = keyed(tmp_path / "x.gguf", metadata, **{"blk.0.attn_q.weight": np.zeros((12, 32), np.float32)})
-    start = SimpleNamespace(files=SimpleNamespace(weights=(str(path),), config={}), dtype="float32", choices=())
+    files, model = SimpleNamespace(weights=(str(path),), config={}), SimpleNamespace(config={})
+    start = SimpleNamespace(files=files, model=model, dtype="float32", choices=())
     context: Any = SimpleNamespace(start=start)
     with pytest.raises(CheckpointError, match=r"attn_q\.weight of .*its 12 rows are no pairs"):
         list(GGUFWeights(context).weights())

@@ -192,9 +192,11 @@ def test_one_that_is_prepared_and_dies_is_replaced(
 ) -> None:
     processes = make()
     processes.prepare()
-    psutil.Process(pid := imported()).kill()
-    time.sleep(0.1)
-    assert processes.compile(b"pid") != str(pid).encode()
+    child = psutil.Process(imported())
+    child.kill()
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.001)
+    assert processes.compile(b"pid") != str(child.pid).encode()
 
 
 def test_close_ends_one_that_is_prepared(make: Callable[..., CompilerProcesses], imported: Callable[[], int]) -> None:
