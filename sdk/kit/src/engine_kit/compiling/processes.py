@@ -52,7 +52,10 @@ a system that is short of memory, for which no source is to blame: what one may 
 
 
 class _Ended(Exception):
-    """The process was ended from outside, by this signal."""
+    """The process was ended from outside, with this exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(signal.strsignal(-code) or f"signal {-code}")
 
 
 class CompilerProcesses:
@@ -191,7 +194,7 @@ class CompilerProcesses:
         return child
 
     def _begun(self, child: Child[Compiled]) -> Child[Compiled]:
-        """The child when it is ready to compile."""
+        """The child when it is ready to compile. Raises _Ended for one that somebody else ended."""
         seconds, memory = self._options.compile_timeout, self._options.compile_memory * MIB
         try:
             child.send(Begin(self._context.vocab_size, list(self._context.vocabulary()), seconds, memory))
@@ -200,8 +203,10 @@ class CompilerProcesses:
             error = EngineError(f"start a process of {self._compiler}", f"not ready after {START_SECONDS:g} s")
         except EngineError as failed:
             error = failed
-        self._drop(child)
-        raise _shutting_down() if self._closed else error
+        code = self._drop(child)
+        if self._closed:
+            raise _shutting_down()
+        raise _Ended(code) if isinstance(error, EngineDeadError) and _by_others(code) else error
 
     def _drop(self, child: Child[Compiled]) -> int:
         """End a child. Returns its exit code."""
@@ -218,10 +223,10 @@ class CompilerProcesses:
         code = self._drop(child)
         if code in NO_MEMORY:
             return self._too_much_memory()
-        if code < 0 and -code not in OWN_SIGNALS:
+        if _by_others(code):
             if self._closed:
                 return _shutting_down()
-            raise _Ended(signal.strsignal(-code) or f"signal {-code}")
+            raise _Ended(code)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return InvalidRequestError(
             "compile structured_outputs", f"the compiler broke down over it ({how})", "ask for something simpler"
@@ -233,6 +238,11 @@ class CompilerProcesses:
             f"it takes more than the {self._options.compile_memory} MiB that a compilation may take",
             "ask for something simpler; who runs the server may raise --grammar.compile_memory",
         )
+
+
+def _by_others(code: int) -> bool:
+    """Whether somebody else has ended the process that left with this exit code."""
+    return code < 0 and -code not in OWN_SIGNALS
 
 
 def _shutting_down() -> EngineError:
