@@ -84,7 +84,7 @@ class EarlyDrafts(StepPart):
         room = self._max_model_len - num_tokens
         if self._block_size:  # nobody has given these rows new pages: a draft model has what is left of the last one
             blocks = -(-(plan.num_computed + plan.num_tokens)[place] // self._block_size)
-            self._session.limit[slot] = blocks * self._block_size
+            self._session.limit[slot] = np.minimum(blocks * self._block_size, self._max_model_len)
             room = np.minimum(room, blocks * self._block_size + 1 - num_tokens)
         for one in slot.tolist():
             self._drafting.probs.pop(one, None)

@@ -92,6 +92,7 @@ def plain_step(start: WorkerStart) -> StepPlan:
         num_decodes=1,
         new_slots=[msgspec.structs.replace(first, token_ids=none, num_prompt_tokens=1, params=params)],
         new_blocks=[_blocks(token, table.tokens_per_block) for table in tables],
+        left_slots=LeftSlots(slot=none, num_tokens=np.array([first.num_prompt_tokens], np.int32)),
     )
 
 

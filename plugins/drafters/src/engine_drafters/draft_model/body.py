@@ -1,8 +1,8 @@
 """The body of drafter `draft_model` (Leviathan, Kalman, Matias 2023; Chen et al. 2023).
 
 The draft model computes what the target computes, so that it has keys and values of every token that the target has:
-prompts when a step is observed, and what decodes compute while their drafts are made, one by one, each from the one
-before.
+while drafts are made, one by one, each from the one before, where a step computes these alone; else when the step is
+observed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class DraftModelBody:
         assert context.platform is not None
         self._platform = context.platform
         self._proposed: DraftRows | None = None  # for the step that begins
+        self._early = context.start.parallel.pp > 1  # then drafts come back with a plan, whose step is computed anyway
 
     def enter(self, new: NewSlot) -> None:
         """Nothing is kept of a request."""
@@ -56,8 +57,9 @@ class DraftModelBody:
             tokens.append(token)
             if q is not None:
                 probs.append(q)
-        session.run(0, DraftBatch(rows.slot, start + most, 1, token))
-        self._proposed = rows
+        if not self._early:
+            session.run(0, DraftBatch(rows.slot, start + most, 1, token))
+            self._proposed = rows
         return Drafts(torch.stack(tokens, 1), None, torch.stack(probs, 1) if probs else None)
 
 
