@@ -201,6 +201,8 @@ def rounds(communicator: Communicator, rank: int, size: int, turns: int) -> int:
                 got = torch.empty(count)
                 communicator.recv(got, source)
                 wrong += not torch.equal(got, parts[source])
+    if communicator.accepts("barrier", (), None):
+        communicator.barrier()  # who leaves while others wait for each other has gone, to them
     return wrong
 
 
