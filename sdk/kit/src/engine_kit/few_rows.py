@@ -30,6 +30,13 @@ class AroundMatrix(Protocol):
         """linear(x) + residual, [R, O]: a tensor of its own. x [R, I], residual [R, O]."""
 
 
+def are_plain(attention_norm: Any, attention: Any, mlp_norm: Any, mlp: Any) -> bool:
+    """Whether a pre-norm layer's blocks are an RMS norm, attention, an RMS norm and a gated MLP with silu: no subclass,
+    which may compute something else."""
+    kinds = tuple(map(type, (attention_norm, attention, mlp_norm, mlp)))
+    return kinds == (RMSNorm, Attention, RMSNorm, GatedMLP) and mlp.act == "silu"
+
+
 class FewRows:
     """Computes a layer in the place of its blocks, where it can.
 
@@ -43,8 +50,7 @@ class FewRows:
 
     def __init__(self, context: ModelContext, attention_norm: Any, attention: Any, mlp_norm: Any, mlp: Any) -> None:
         blocks = (attention_norm, attention, mlp_norm, mlp)
-        fit = tuple(map(type, blocks)) == (RMSNorm, Attention, RMSNorm, GatedMLP) and mlp.act == "silu"
-        self._blocks = blocks if fit and context.stage.first and context.stage.last else None
+        self._blocks = blocks if are_plain(*blocks) and context.stage.first and context.stage.last else None
         self._ops = context.ops
         self._matrices: tuple[AroundMatrix, ...] = ()
 

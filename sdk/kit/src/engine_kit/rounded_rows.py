@@ -12,7 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from engine.interfaces.model import ModelContext, State
-from engine.modeling import Attention, GatedMLP, RMSNorm, narrowed
+from engine.modeling import narrowed
+from engine_kit.few_rows import are_plain
 
 
 @runtime_checkable
@@ -47,8 +48,7 @@ class RoundedRows:
 
     def __init__(self, context: ModelContext, attention_norm: Any, attention: Any, mlp_norm: Any, mlp: Any) -> None:
         blocks = (attention_norm, attention, mlp_norm, mlp)
-        fit = tuple(map(type, blocks)) == (RMSNorm, Attention, RMSNorm, GatedMLP) and mlp.act == "silu"
-        self._blocks = blocks if fit else None
+        self._blocks = blocks if are_plain(*blocks) else None
         self._ops = context.ops
         self._matrices: tuple[Any, ...] = ()
 
