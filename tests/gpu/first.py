@@ -158,6 +158,7 @@ class Check:
         more: list[str] = []
         if stage.shares and self.ceilings is not None:
             more = ["--gb-s", str(self.ceilings.gb_s), "--tflop-s", str(self.ceilings.tflop_s)]
+            more += ["--fp8-tflop-s", str(self.ceilings.fp8_tflop_s)] if self.ceilings.fp8_tflop_s else []
         commands = [[sys.executable, *command, *more] for command in stage.commands]
         stop = signal.SIGINT if stage.tests else signal.SIGTERM
         outcomes: dict[int, Outcome] = {}
