@@ -254,6 +254,18 @@ def test_a_parts_end_is_told(tmp_path: Path) -> None:
     assert summary(pytest_said) == "1 failed, 3 passed, 2 skipped in 4.10s; FAILED a.py::b"
 
 
+def test_a_stage_of_shares_is_told_what_the_machine_can_do() -> None:
+    """In fp8 where that was measured."""
+    row = '@row {"kind": "Row", "what": "w", "result": "%s"}'
+    told_as = f"import sys; print({row!r} % ' '.join(sys.argv[1:]))"
+    check = Check(Budget(60), variables(None))
+    for check.ceilings in (GOOD, replace(GOOD, fp8_tflop_s=1400.0)):
+        check.stage(Stage("shares", [["-c", told_as]], 30, shares=True))
+    both = "--gb-s 3000.0 --tflop-s 720.0"
+    assert [row.result for row in check.rows] == [both, f"{both} --fp8-tflop-s 1400.0"]
+    assert [stage.name for stage in chosen(stages(1), "fp8") if stage.shares] == ["fp8: Llama 8B"]
+
+
 def test_figures_that_were_taken_side_by_side_do_not_count(tmp_path: Path) -> None:
     """What failed among them does; and they do not write where figures are written."""
     row = f'print(\'{MARK}\' + \'{{"kind": "Row", "what": "w", "result": "RESULT"}}\')'
