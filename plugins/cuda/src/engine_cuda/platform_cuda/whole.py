@@ -82,7 +82,7 @@ def tell_kernel(drawn, turn, told, count, width, TURNS: tl.constexpr, ROWS: tl.c
     tl.store(out + offs, tl.load(drawn + offs, mask=mask), mask=mask)
 
 
-class Event(Protocol):
+class Mark(Protocol):
     """Behind work that was queued."""
 
     def query(self) -> bool:
@@ -104,9 +104,9 @@ class Told:
 
     __slots__ = ("_event", "_tokens")
 
-    def __init__(self, tokens: torch.Tensor, event: Event) -> None:
+    def __init__(self, tokens: torch.Tensor, event: Mark) -> None:
         self._tokens = tokens
-        self._event: Event | None = event
+        self._event: Mark | None = event
 
     def done(self) -> bool:
         return self._event is None or self._event.query()
@@ -115,7 +115,8 @@ class Told:
         """A copy of them: what it holds then is its own."""
         if self._event is not None:
             self._event.synchronize()
-            self._tokens, self._event = self._tokens.clone(), None
+            self._tokens = self._tokens.clone()
+            self._event = None
         return (self._tokens,)
 
 
@@ -135,7 +136,7 @@ class CudaWholeSteps:
         self,
         platform: Platform,
         record: Record,
-        mark: Callable[[], Event],
+        mark: Callable[[], Mark],
         insists: bool,
         ops: Ops,
         tables: StepTables,
@@ -155,7 +156,8 @@ class CudaWholeSteps:
         self._seeds, self._words = _parts(self._device, slots)
         self._told = torch.zeros(TURNS, slots - 1, dtype=torch.int32, pin_memory=platform.device.type == "cuda")
         self._under_way: list[Told | None] = [None] * TURNS
-        self._turn, self._turn_there = 0, torch.zeros(1, dtype=torch.int32, device=platform.device)
+        self._turn = 0
+        self._turn_there = torch.zeros(1, dtype=torch.int32, device=platform.device)
         self._version = -1
         self._failed = False
 
