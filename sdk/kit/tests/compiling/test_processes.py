@@ -122,9 +122,12 @@ def test_a_compiler_that_cannot_be_built(make: Callable[..., CompilerProcesses])
         make("Unbuildable").compile(b"echo")
 
 
-def test_a_child_that_dies_while_it_starts_is_no_dead_engine(make: Callable[..., CompilerProcesses]) -> None:
-    with pytest.raises(EngineError, match="compiler runaway_compilers:Dying.*starting; exit code 5") as found:
-        make("Dying").compile(b"echo")
+@pytest.mark.parametrize(("compiler", "how"), [("Dying", "exit code 5"), ("Aborting", "signal 6")])
+def test_a_child_that_dies_while_it_starts_is_no_dead_engine(
+    make: Callable[..., CompilerProcesses], compiler: str, how: str
+) -> None:
+    with pytest.raises(EngineError, match=f"compiler runaway_compilers:{compiler}.*starting; {how}") as found:
+        make(compiler).compile(b"echo")
     assert found.value.code == EngineError.code, "`engine_dead` would have the whole core given up"
 
 

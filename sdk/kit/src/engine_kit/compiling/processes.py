@@ -37,6 +37,7 @@ NO_MEMORY = (-signal.SIGABRT, 127)
 """Exit codes of a child to which memory was refused: C++ aborts; the C library, for a new thread's data, leaves so."""
 OWN_SIGNALS = frozenset(
     {
+        signal.SIGABRT,
         signal.SIGALRM,
         signal.SIGBUS,
         signal.SIGFPE,
