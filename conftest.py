@@ -88,9 +88,11 @@ def pytest_collection() -> Generator[None, object, object]:
     garbage, which takes a quarter of the time, nor later. And torch's loggers hand on what they log, as others do:
     pytest would add its handlers to each of them, six times a test, which is a quarter of what it spends on one."""
     gc.disable()
+    faulthandler.dump_traceback_later(2 * LONGEST, file=SAID[0], exit=True)
     try:
         return (yield)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         for name, logger in list(logging.root.manager.loggerDict.items()):
             if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
                 logger.propagate = True
