@@ -391,6 +391,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("wide layers do not overflow, or are refused", "wide_layers very_wide_layers"),
             Capability("tiny, huge and broken activations", "sizes_of_rows a_row_that_is_no_number"),
             Capability("rows independent of their batch", "a_row_does_not_depend_on_the_others"),
+            Capability("rows rounded as norms and activations make them", "rows_rounded_as_they_are_made"),
             Capability("weights divided over ranks (tensor parallel)", "sharded_weights"),
             Capability("smaller than 16 bits a weight", "it_is_smaller"),
             Capability(
