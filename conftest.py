@@ -88,9 +88,11 @@ def pytest_collection() -> Generator[None, object, object]:
     garbage, which takes a quarter of the time, nor later. And torch's loggers hand on what they log, as others do:
     pytest would add its handlers to each of them, six times a test, which is a quarter of what it spends on one."""
     gc.disable()
+    faulthandler.dump_traceback_later(2 * LONGEST, file=SAID[0], exit=True)
     try:
         return (yield)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         for name, logger in list(logging.root.manager.loggerDict.items()):
             if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
                 logger.propagate = True
@@ -160,12 +162,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test that waits for ever says where, ends its process, and has failed: pytest-xdist names it, and has another
-    process do the rest."""
-    if not any(item.get_closest_marker(name) for name in ("slow", "gpu")):
+    process do the rest. The time between two tests counts as the first one's: the garbage collector may run there."""
+    if any(item.get_closest_marker(name) for name in ("slow", "gpu")):
+        faulthandler.cancel_dump_traceback_later()
+    else:
         faulthandler.dump_traceback_later(LONGEST, file=SAID[0], exit=True)
 
 
 pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+
+def pytest_unconfigure() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -240,7 +248,6 @@ def strays() -> list[str]:
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    faulthandler.cancel_dump_traceback_later()
     if tempfile.tempdir is not None:
         for name in strays():
             FIRST_SEEN.setdefault(name, nodeid)
