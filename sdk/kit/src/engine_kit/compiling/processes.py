@@ -204,6 +204,9 @@ class CompilerProcesses:
             error = EngineError(f"start a process of {self._compiler}", f"not ready after {START_SECONDS:g} s")
         except EngineError as failed:
             error = failed
+        except BaseException:  # of the vocabulary: others would wait for the child to be ready for ever
+            self._drop(child)
+            raise
         code = self._drop(child)
         if self._closed:
             raise _shutting_down()
