@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -29,6 +30,12 @@ TEMPORARY = ("engine", "thread-ranks-", "tmp")
 """Beginnings of names that we give temporary files. Libraries leave others, and so does a process that is killed while
 `tempfile` tries where it can write."""
 
+LONGEST = 300.0
+"""Seconds that a phase of a test may take, unless it is marked `slow` or `gpu`. It takes ten at most on two cores, or
+ten times as many examples of three seconds."""
+SAID: list[int] = []
+"""The descriptor of standard error, which pytest captures while a test runs."""
+
 # How fast examples are drawn and tried says how loaded a machine is, not whether the code is right.
 # `make test` tries the same examples each time; `make test-all`, which says how many, draws new ones.
 settings.register_profile(
@@ -39,6 +46,7 @@ settings.load_profile("engine")
 
 def pytest_configure(config: pytest.Config) -> None:
     """A machine with a GPU may lack pytest-xdist, whose marker tests name."""
+    SAID[:] = [os.dup(2)]
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group: tests that run in one process; here is only one")
 
@@ -80,9 +88,11 @@ def pytest_collection() -> Generator[None, object, object]:
     garbage, which takes a quarter of the time, nor later. And torch's loggers hand on what they log, as others do:
     pytest would add its handlers to each of them, six times a test, which is a quarter of what it spends on one."""
     gc.disable()
+    faulthandler.dump_traceback_later(2 * LONGEST, file=SAID[0], exit=True)
     try:
         return (yield)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         for name, logger in list(logging.root.manager.loggerDict.items()):
             if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
                 logger.propagate = True
@@ -127,6 +137,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if node in self.registered_collections:
                 self.registered_collections[node] = Collected(collection)
 
+        def remove_node(self, node: Any) -> str | None:
+            """As of its parent, for a process that has ended; but the test that it ended with is not tried again."""
+            units = self.assigned_work.pop(node)
+            pending = [(unit, name) for unit in units.values() for name, done in unit.items() if not done]
+            if not pending:
+                return None
+            unit, crashed = pending[0]
+            unit[crashed] = True
+            self.workqueue.update({scope: unit for scope, unit in units.items() if not all(unit.values())})
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
         def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
             scope = self._split_scope(self.registered_collections[node][item_index])
             super().mark_test_complete(node, item_index, duration)
@@ -134,6 +157,40 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 del self.assigned_work[node][scope]
 
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that waits for ever says where, ends its process, and has failed: pytest-xdist names it, and has another
+    process do the rest. The time between two tests counts as the first one's: the garbage collector may run there."""
+    if any(item.get_closest_marker(name) for name in ("slow", "gpu")):
+        faulthandler.cancel_dump_traceback_later()
+    else:
+        faulthandler.dump_traceback_later(LONGEST, file=SAID[0], exit=True)
+
+
+pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+
+def pytest_unconfigure() -> None:
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """What one of pytest's processes has started (servers) ends with it, also where it could not see to that."""
+    if error is None:
+        return
+    import psutil
+
+    marks = {
+        "PYTEST_XDIST_WORKER": node.workerinput["workerid"],
+        "PYTEST_XDIST_TESTRUNUID": node.workerinput["testrunuid"],
+    }
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if marks.items() <= process.environ().items():
+                process.kill()
 
 
 NEVER_RUN = ("no GPU", "no device 'cuda'", "avx512_amx", "no neon")

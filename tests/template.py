@@ -107,6 +107,8 @@ ROOM = {"arguments": 1 << 12, "environment": 1 << 15}
 """Bytes for what the system shows of a fork."""
 NAME = b"test-template"
 LIMITS = ("RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
+ANSWER_SECONDS = 120.0
+"""How long a template may take to import all, and to answer."""
 HIGH = 700
 """Descriptors of ours begin here."""
 
@@ -154,8 +156,12 @@ class Template:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
                 data = array.array("i", files.values())
+                self._end.settimeout(ANSWER_SECONDS)
                 self._end.sendmsg([json.dumps(asked).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, data)])
                 return int(self._end.recv(32)) or None
+            except TimeoutError:
+                self._end.close()
+                raise AssertionError(f"the template has not answered for {ANSWER_SECONDS:g} s: {command}") from None
             except (OSError, ValueError):  # it has gone
                 self.plainly += 1
                 return None

@@ -18,9 +18,10 @@ import torch
 from engine import LLM, EngineConfig, SamplingParams
 from engine.frontend.request_state import OutputKind
 from engine.types.errors import EngineError
+from engine.types.start import WorkerStart
 from engine_bench.session import Session, open_session
 from tests.gpu.device_time import busy_seconds
-from tests.gpu.roofline import decode_operations, least_seconds
+from tests.gpu.roofline import Bits, Limits, decode_operations, least_seconds
 from tests.gpu.rows import Row, tell
 from tests.gpu.workload import nano_vllm
 
@@ -30,6 +31,8 @@ BARS = {
     ("0.6B", "decode256"): 8.5,
     ("8B", "decode256"): 14.5,
     ("8B", "prefill"): 200.0,
+    ("8B fp8", "decode256"): 9.5,
+    ("8B fp8", "prefill"): 130.0,
 }
 """Milliseconds at most, on an H200 (other cards: read the shares beside them)."""
 NANO_BAR, HOST_BAR = 27_000.0, 0.03
@@ -43,20 +46,27 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+def in_fp8(start: WorkerStart) -> Bits:
+    """What of the chosen engine is kept in 8 bits."""
+    kinds = {choice.kind for choice in start.choices if (choice.point, choice.driver) == ("quantization", "fp8")}
+    return Bits("linear" in kinds, "head" in kinds, (start.kv_cache_dtype or "").startswith("float8"))
+
+
 class Bench:
     """One engine, measured.
 
     Args:
         session: it.
         title: of the model in the table.
-        ceilings: GB/s and TFLOP/s of this machine, for the roofline.
+        limits: of this machine, for the roofline.
     """
 
-    def __init__(self, session: Session, title: str, ceilings: tuple[float, float]) -> None:
+    def __init__(self, session: Session, title: str, limits: Limits) -> None:
         self.session = session
+        self.fp8 = in_fp8(session.plan.start.worker)
         self.engine = session.engine
         self.title = title
-        self.ceilings = ceilings
+        self.limits = limits
         self.number = 0
         self.random = np.random.default_rng(0)
         self.begun: set[str] = set()
@@ -114,6 +124,7 @@ class Bench:
         work = self.session.counter.steps(1) + self.session.counter.decodes(200, 1)
         yield Row(
             what=f"{self.title}, batch 1 decode",
+            fp8=self.fp8.linear,
             result=f"{seconds * 1e3:.2f} ms, {1 / seconds:,.0f} tokens/s",
             gb_s=work.read_bytes / seconds / 1e9,
             tflop_s=work.flops / seconds / 1e12,
@@ -125,14 +136,15 @@ class Bench:
         prompt_len = CONTEXT - WINDOW // 2
         seconds, busy = self.decode_seconds(ROWS, prompt_len, WINDOW)
         config = self.session.plan.model.config
-        operations = decode_operations(config, ROWS, CONTEXT)
-        least = least_seconds(operations, *self.ceilings)
+        operations = decode_operations(config, ROWS, CONTEXT, self.fp8)
+        least = least_seconds(operations, self.limits)
         yield Row(
             what=f"{self.title}, batch {ROWS} decode at {CONTEXT} context",
             result=f"{seconds * 1e3:.2f} ms, {ROWS / seconds:,.0f} tokens/s; roofline {least * 1e3:.2f} ms "
             f"({least / seconds:.0%})",
             gb_s=sum(operation.num_bytes for operation in operations) / seconds / 1e9,
             tflop_s=sum(operation.flops for operation in operations) / seconds / 1e12,
+            fp8=self.fp8.linear,
             **self.bar("decode256", seconds),
         )
         if busy:
@@ -161,6 +173,7 @@ class Bench:
         work = self.session.counter.steps(1) + self.session.counter.chunk(0, PROMPT, sampled=1)
         yield Row(
             what=f"{self.title}, 8k prefill",
+            fp8=self.fp8.linear,
             result=f"{seconds * 1e3:.1f} ms, {PROMPT / seconds:,.0f} tokens/s",
             gb_s=work.read_bytes / seconds / 1e9,
             tflop_s=work.flops / seconds / 1e12,
@@ -205,7 +218,8 @@ def main() -> None:
     flags.add_argument("--title", required=True)
     flags.add_argument("--work", default=",".join(WORK))
     flags.add_argument("--gb-s", type=float, default=1e9, help="of this machine")
-    flags.add_argument("--tflop-s", type=float, default=1e9, help="of this machine")
+    flags.add_argument("--tflop-s", type=float, default=1e9, help="of this machine, in bf16")
+    flags.add_argument("--fp8-tflop-s", type=float, help="in fp8; left out, twice as many: data sheets say so")
     flags.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings of the engine")
     asked = flags.parse_args()
     settings: dict[str, Any] = {
@@ -231,7 +245,8 @@ def main() -> None:
                 f"{len(session.ready.captured)} captured buckets, attention {', '.join(dict.fromkeys(attention))}",
             )
         )
-        bench = Bench(session, asked.title, (asked.gb_s, asked.tflop_s))
+        limits = Limits(asked.gb_s, asked.tflop_s, asked.fp8_tflop_s or 2 * asked.tflop_s)
+        bench = Bench(session, asked.title, limits)
         for name in asked.work.split(","):
             try:
                 for row in WORK[name](bench):

@@ -1,5 +1,5 @@
-"""What the GPU can do: a kernel that only reads, and a bf16 matrix product, each the median of several rounds; and what
-a launch costs."""
+"""What the GPU can do: a kernel that only reads, matrix products in bf16 and in fp8, each the median of several rounds,
+and what a launch costs."""
 
 from __future__ import annotations
 
@@ -69,6 +69,25 @@ def matrix_tflop_s() -> float:
     return max(found)
 
 
+def fp8_tflop_s() -> float:
+    """The same of products in 8 bits with a scale for each row and each output, as quantization `fp8` multiplies; 0
+    where the GPU, or torch for it, has none."""
+    found = [0.0]
+    try:
+        for side in SIDES:
+            a, b = (torch.randn(side, side, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+            scales = torch.ones(side, 1, device="cuda")
+
+            def product(a: torch.Tensor = a, b: torch.Tensor = b, scales: torch.Tensor = scales) -> object:
+                more = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+                return torch._scaled_mm(a, b.t(), scale_a=scales, scale_b=scales.t(), **more)
+
+            found.append(2 * side**3 / median_seconds(product) / 1e12)
+    except (RuntimeError, NotImplementedError, AttributeError) as error:
+        print(f"no product in fp8: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    return max(found)
+
+
 LAUNCHES = 300
 
 
@@ -108,7 +127,8 @@ def versions() -> str:
 def main() -> None:
     """Measure and tell."""
     name = torch.cuda.get_device_name()
-    tell(Ceilings(device=name, versions=versions(), gb_s=read_gb_s(), tflop_s=matrix_tflop_s()))
+    measured = Ceilings(name, versions(), gb_s=read_gb_s(), tflop_s=matrix_tflop_s(), fp8_tflop_s=fp8_tflop_s())
+    tell(measured)
     for row in launch_rows():
         tell(row)
 

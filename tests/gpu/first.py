@@ -57,6 +57,7 @@ MARK = "GPU_CHECK_STAGE"
 """In the environment of all that a stage starts, however far from it."""
 SMALL = ("--model", "dummy:0.6B", "--title", "0.6B")
 LARGE = ("--model", "dummy:llama-8B", "--title", "8B")
+EIGHTHS = ("--model", "dummy:llama-8B", "--title", "8B fp8", "--set", "quantization=fp8", "--set", "kv_cache_dtype=fp8")
 
 
 class Stage(NamedTuple):
@@ -120,6 +121,8 @@ def stages(workers: int, paths: Sequence[str] = TESTS, thorough: bool = False) -
         Stage("matrix products alone", [bench("bench_linear")], 30),
         Stage("products by shape", [bench("bench_linear", "--choices", "--rows", "1,4,8,24,64,256")], 75),
     ]
+    in_fp8 = bench("bench_engine", *EIGHTHS, "--work", "decode1,decode256,prefill")
+    found.append(Stage("fp8: Llama 8B", [in_fp8], 80, shares=True))
     found += [Stage(name, [bench(module)], 45) for module, name in OF_KERNELS.items() if there(module)]
     found.append(Stage("attention side by side", [bench("bench_attention")], 100))
     return found
@@ -158,6 +161,7 @@ class Check:
         more: list[str] = []
         if stage.shares and self.ceilings is not None:
             more = ["--gb-s", str(self.ceilings.gb_s), "--tflop-s", str(self.ceilings.tflop_s)]
+            more += ["--fp8-tflop-s", str(self.ceilings.fp8_tflop_s)] if self.ceilings.fp8_tflop_s else []
         commands = [[sys.executable, *command, *more] for command in stage.commands]
         stop = signal.SIGINT if stage.tests else signal.SIGTERM
         outcomes: dict[int, Outcome] = {}

@@ -35,10 +35,14 @@ def page(rows: Sequence[Row], ceilings: Ceilings | None, parts: Sequence[Part], 
     void = ["nothing was measured"] if ceilings is None else why_void(ceilings.device, ceilings.gb_s, ceilings.tflop_s)
     if ceilings is not None:
         sheet = sheet_of(ceilings.device)
-        promised = "" if sheet is None else f" (data sheet: {sheet.gb_s:,.0f} GB/s, {sheet.tflop_s:,.0f} TFLOP/s)"
+        sheets = "" if sheet is None or sheet.fp8_tflop_s is None else f", in fp8 {sheet.fp8_tflop_s:,.0f}"
+        promised = (
+            "" if sheet is None else f" (data sheet: {sheet.gb_s:,.0f} GB/s, {sheet.tflop_s:,.0f}{sheets} TFLOP/s)"
+        )
+        eighths = f", {ceilings.fp8_tflop_s:,.0f} of one in fp8" if ceilings.fp8_tflop_s else ""
         lines += [
             f"{ceilings.versions}. Measured in this run: {ceilings.gb_s:,.0f} GB/s read, "
-            f"{ceilings.tflop_s:,.0f} TFLOP/s of a bf16 matrix product{promised}.",
+            f"{ceilings.tflop_s:,.0f} TFLOP/s of a bf16 matrix product{eighths}{promised}.",
             "",
         ]
         lines += [f"**Void**: {reason}." for reason in void] + [""] * bool(void)
@@ -68,8 +72,8 @@ def cells(row: Row, ceilings: Ceilings | None) -> tuple[str, ...]:
     return (
         row.what,
         row.result,
-        reached(row.gb_s, None if ceilings is None else ceilings.gb_s),
-        reached(row.tflop_s, None if ceilings is None else ceilings.tflop_s),
+        reached(row.gb_s, most_of(row, "gb_s", ceilings)),
+        reached(row.tflop_s, most_of(row, "tflop_s", ceilings)),
         bar,
         met,
     )
@@ -81,8 +85,16 @@ def value(row: Row, ceilings: Ceilings | None) -> float | None:
         return row.figures[row.share]
     if ceilings is None or row.share not in ("gb_s", "tflop_s"):
         return None
-    measured, most = (getattr(of, row.share) for of in (row, ceilings))
-    return None if measured is None else measured / most
+    measured, most = getattr(row, row.share), most_of(row, row.share, ceilings)
+    return None if measured is None or most is None else measured / most
+
+
+def most_of(row: Row, share: str, ceilings: Ceilings | None) -> float | None:
+    """What the machine can do of "gb_s" or "tflop_s", as the row computes; None where it was not measured."""
+    most: float = (
+        0.0 if ceilings is None else getattr(ceilings, "fp8_tflop_s" if row.fp8 and share == "tflop_s" else share)
+    )
+    return most or None
 
 
 def reached(figure: float | None, most: float | None) -> str:

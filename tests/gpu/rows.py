@@ -19,6 +19,7 @@ class Row:
         what: was measured.
         result: for people.
         gb_s, tflop_s: reached; None where they say nothing.
+        fp8: the machine's figure for products in 8 bits is what `tflop_s` is a share of.
         share: what the bar compares: "gb_s" or "tflop_s", as a share of the machine's, or a name in `figures`.
         figures: anything else, by name.
         bar: the least (or with `at_most` the most) of what `share` names; None for none.
@@ -30,6 +31,7 @@ class Row:
     result: str
     gb_s: float | None = None
     tflop_s: float | None = None
+    fp8: bool = False
     share: str = ""
     figures: dict[str, float] = field(default_factory=dict)
     bar: float | None = None
@@ -39,12 +41,14 @@ class Row:
 
 @dataclass
 class Ceilings:
-    """What the machine showed: its name and versions, and the two figures that shares are of."""
+    """What the machine showed: its name and versions, and the figures that shares are of; `fp8_tflop_s` is 0 where it
+    multiplies nothing in 8 bits."""
 
     device: str
     versions: str
     gb_s: float
     tflop_s: float
+    fp8_tflop_s: float = 0.0
 
 
 def tell(row: Row | Ceilings) -> None:

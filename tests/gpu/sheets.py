@@ -11,29 +11,31 @@ class Sheet(NamedTuple):
     Args:
         gb_s: 10^9 bytes a second of its memory.
         tflop_s: 10^12 operations a second in bfloat16 with float32 sums, without sparsity.
+        fp8_tflop_s: the same in 8 bits; None where the GPU has no such products.
     """
 
     gb_s: float
     tflop_s: float
+    fp8_tflop_s: float | None
 
 
 SHEETS: tuple[tuple[str, Sheet], ...] = (
     # The first that is part of the device's name counts: variants stand before what their names contain.
-    ("H100 NVL", Sheet(3938, 835)),
-    ("H100 PCIe", Sheet(2039, 756)),
-    ("H100", Sheet(3350, 989)),
-    ("GH200", Sheet(4000, 989)),
-    ("H200 NVL", Sheet(4800, 835)),
-    ("H200", Sheet(4800, 989)),
-    ("H20", Sheet(4000, 148)),
-    ("B200", Sheet(8000, 2250)),
-    ("A100-PCIE-40GB", Sheet(1555, 312)),
-    ("A100-SXM4-40GB", Sheet(1555, 312)),
-    ("A100", Sheet(2039, 312)),
-    ("L40S", Sheet(864, 362)),
-    ("L4", Sheet(300, 121)),
-    ("RTX 4090", Sheet(1008, 165)),
-    ("MI300X", Sheet(5300, 1307)),
+    ("H100 NVL", Sheet(3938, 835, 1671)),
+    ("H100 PCIe", Sheet(2039, 756, 1513)),
+    ("H100", Sheet(3350, 989, 1979)),
+    ("GH200", Sheet(4000, 989, 1979)),
+    ("H200 NVL", Sheet(4800, 835, 1671)),
+    ("H200", Sheet(4800, 989, 1979)),
+    ("H20", Sheet(4000, 148, 296)),
+    ("B200", Sheet(8000, 2250, 4500)),
+    ("A100-PCIE-40GB", Sheet(1555, 312, None)),
+    ("A100-SXM4-40GB", Sheet(1555, 312, None)),
+    ("A100", Sheet(2039, 312, None)),
+    ("L40S", Sheet(864, 362, 733)),
+    ("L4", Sheet(300, 121, 242)),
+    ("RTX 4090", Sheet(1008, 165, 330)),
+    ("MI300X", Sheet(5300, 1307, 2615)),
 )
 
 VOID_GB_S = 0.85

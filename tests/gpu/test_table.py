@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +20,10 @@ from packaging.version import Version
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
+from engine.types.start import Choice
 from tests.gpu import bench_switches, first
 from tests.gpu import page as page_module
+from tests.gpu.bench_engine import in_fp8
 from tests.gpu.bench_linear import MODELS, choose, measure
 from tests.gpu.bench_moe import Layer, Shape
 from tests.gpu.bench_moe import measure as measure_experts
@@ -29,7 +33,7 @@ from tests.gpu.environment import ROOT, packages, prepare, variables
 from tests.gpu.first import ALONE, TESTS, Check, Stage, chosen, last_words, parser, stages, summary
 from tests.gpu.page import Part, cells, page
 from tests.gpu.parts import Budget, outlived, run
-from tests.gpu.roofline import decode_operations, least_seconds
+from tests.gpu.roofline import PLAIN, Bits, Limits, decode_operations, least_seconds
 from tests.gpu.rows import MARK, Ceilings, Row, tell, told
 from tests.gpu.sheets import sheet_of, why_void
 from tests.gpu.workload import nano_vllm
@@ -57,12 +61,44 @@ def test_roofline() -> None:
     many = {operation.name: operation for operation in decode_operations(LLAMA, 256, 1024)}
     cache = 256 * 1024 * 2 * 8 * 128 * 2 * 32
     assert many["attention"].num_bytes == pytest.approx(cache, rel=0.01)
-    assert many["attention"].seconds(3000, 720) == pytest.approx(cache / 3e12, rel=0.01)
+    limits = Limits(3000, 720, 1440)
+    assert many["attention"].seconds(limits) == pytest.approx(cache / 3e12, rel=0.01)
     wide = decode_operations(LLAMA, 4096, 1)[3]
-    assert wide.seconds(3000, 720) == wide.flops / 720e12 > wide.num_bytes / 3e12
-    least = least_seconds(many.values(), 3000, 720)
-    assert least == pytest.approx(sum(operation.seconds(3000, 720) for operation in many.values()))
+    assert wide.seconds(limits) == wide.flops / 720e12 > wide.num_bytes / 3e12
+    least = least_seconds(many.values(), limits)
+    assert least == pytest.approx(sum(operation.seconds(limits) for operation in many.values()))
     assert 0.015 < least < 0.02  # 15 GB of weights and 34 GB of cache at 3 TB/s
+
+
+def test_the_roofline_of_fp8() -> None:
+    """Half the bytes of what is kept so, but for scales and results, and twice the operations a second: a little more
+    than half the time."""
+    limits = Limits(4350, 750, 1500)
+    plain, all_fp8 = decode_operations(LLAMA, 256, 1024), decode_operations(LLAMA, 256, 1024, Bits(True, True, True))
+    for before, after in zip(plain, all_fp8, strict=True):
+        assert (before.name, before.flops) == (after.name, after.flops)
+        assert before.num_bytes / 2 < after.num_bytes < before.num_bytes / 1.6
+        assert after.fp8 == (after.name != "attention") and not before.fp8
+    down, small = (next(one for one in of if one.name == "down") for of in (plain, all_fp8))
+    assert before.num_bytes == 2 * (4096 * 128256 + 256 * (4096 + 128256))
+    assert small.num_bytes == 32 * (14336 * 4096 + 256 * 14336 + 2 * 256 * 4096 + 4 * (4096 + 256))
+    assert small.seconds(limits) == max(small.num_bytes / 4.35e12, down.flops / 1.5e15)
+    times = {fp8: least_seconds(decode_operations(LLAMA, 256, 1024, fp8), limits) for fp8 in (
+        PLAIN, Bits(linear=True), Bits(cache=True), Bits(True, True, True))}  # fmt: skip
+    bf16, weights, cache, everything = times.values()
+    assert everything < cache < weights < bf16 and 0.5 < everything / bf16 < 0.55
+
+
+def test_what_of_an_engine_is_in_fp8() -> None:
+    named = [Choice(point="quantization", kind=kind, driver=driver, distribution="", version="", value="")
+             for kind, driver in (("linear", "fp8"), ("head", "int8"))]  # fmt: skip
+    for choices, dtype, expected in (
+        (named, "float8_e4m3fn", Bits(linear=True, cache=True)),
+        ([], None, PLAIN),
+        (named[1:], "bfloat16", PLAIN),
+    ):
+        start: Any = SimpleNamespace(choices=choices, kv_cache_dtype=dtype)
+        assert in_fp8(start) == expected
 
 
 @pytest.mark.parametrize(("title", "model"), [("8B", "dummy:llama-8B"), ("0.6B", "dummy:0.6B")])
@@ -120,7 +156,7 @@ def test_time_that_overlaps_counts_once() -> None:
 
 def test_sheets_and_void_measurements() -> None:
     sheet = sheet_of("NVIDIA H100 80GB HBM3")
-    assert sheet is not None and sheet.gb_s == 3350
+    assert sheet is not None and sheet.gb_s == 3350 and sheet.fp8_tflop_s == 1979
     nvl, hopper = sheet_of("NVIDIA H100 NVL"), sheet_of("NVIDIA GH200 480GB")
     assert nvl is not None and nvl.gb_s == 3938 and hopper is not None and hopper.gb_s == 4000
     assert sheet_of("NVIDIA H20") != sheet_of("NVIDIA H200") is not None
@@ -151,7 +187,15 @@ def test_the_table_says_what_is_met_and_what_is_void() -> None:
     assert "| prefill | 300 ms | 50 (2%) | 360 (50%) | at least 60.0% | no (50.0%) |" in text
     assert "| host | 9 of 10 ms |  |  | at most 3.0% | no (10.0%) |" in text
     assert "| tokens | many |  |  | at least 17,400 tokens/s | yes (20,000 tokens/s) |" in text
-    assert "| start | 4 s |  |  |  |  |" in text
+    assert "| start | 4 s |  |  |  |  |" in text and "720 TFLOP/s of a bf16 matrix product (data sheet: " in text
+    eighths = Row("8 bits", "1 ms", tflop_s=700, fp8=True, share="tflop_s", bar=0.4)
+    told_both = page([eighths], replace(GOOD, fp8_tflop_s=1400.0), [], "", "")
+    assert (
+        "720 TFLOP/s of a bf16 matrix product, 1,400 of one in fp8 (data sheet: 3,350 GB/s, 989, in fp8 1,979"
+        in told_both
+    )
+    assert "| 8 bits | 1 ms |  | 700 (50%) | at least 40.0% | yes (50.0%) |" in told_both
+    assert cells(eighths, GOOD)[3:] == ("700", "at least 40.0%", "void"), "it was not measured"
     assert "| tests | 3 | 2 passed / 1 failed; exit status 1 |" in text and "Void" not in text
     void = page(rows, Ceilings(GOOD.device, "", 1000, 720), [], "2026-11-21", "abc")
     assert "**Void**: reading reached 1,000 GB/s" in void
@@ -208,6 +252,18 @@ def test_a_parts_end_is_told(tmp_path: Path) -> None:
     assert last_words(["a", " "]) == "a" and last_words([]) == "it said nothing"
     pytest_said = ["....", "FAILED a.py::b - AssertionError: c", "1 failed, 3 passed, 2 skipped in 4.10s"]
     assert summary(pytest_said) == "1 failed, 3 passed, 2 skipped in 4.10s; FAILED a.py::b"
+
+
+def test_a_stage_of_shares_is_told_what_the_machine_can_do() -> None:
+    """In fp8 where that was measured."""
+    row = '@row {"kind": "Row", "what": "w", "result": "%s"}'
+    told_as = f"import sys; print({row!r} % ' '.join(sys.argv[1:]))"
+    check = Check(Budget(60), variables(None))
+    for check.ceilings in (GOOD, replace(GOOD, fp8_tflop_s=1400.0)):
+        check.stage(Stage("shares", [["-c", told_as]], 30, shares=True))
+    both = "--gb-s 3000.0 --tflop-s 720.0"
+    assert [row.result for row in check.rows] == [both, f"{both} --fp8-tflop-s 1400.0"]
+    assert [stage.name for stage in chosen(stages(1), "fp8") if stage.shares] == ["fp8: Llama 8B"]
 
 
 def test_figures_that_were_taken_side_by_side_do_not_count(tmp_path: Path) -> None:

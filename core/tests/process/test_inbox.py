@@ -1,5 +1,6 @@
 """What hears another process, and what tells it."""
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -56,6 +57,17 @@ def test_a_place_that_is_gone_cannot_be_bound(tmp_path: Path, ends: tuple[Outbox
         inbox.bind(f"ipc://{tmp_path}/gone/requests")
     outbox.put(Shutdown())
     assert inbox.get(20.0) == Shutdown(), "others are heard as before"
+
+
+@pytest.mark.parametrize("kind", ["inbox", "outbox"])
+def test_one_that_is_forgotten_is_no_trap(tmp_path: Path, kind: str) -> None:
+    """As part of a cycle, with what an error's traceback holds, say: who collects it does not wait for its sockets."""
+    forgotten: list[object] = (
+        [Outbox(f"ipc://{tmp_path}/a")] if kind == "outbox" else [Inbox(Abort, f"ipc://{tmp_path}/a")]
+    )
+    forgotten.append(forgotten)
+    del forgotten
+    gc.collect()
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,6 @@ from harness import Driver, Request, choice, dense_logits, layout, params, promp
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.ops import FURTHER_OPERATIONS, OPERATIONS, OpsNeed
 from engine.interfaces.platform import CacheMemory
-from engine.interfaces.step import StepOutput
 from engine.plugin import Registry
 from engine.runner import assemble as assemble_module
 from engine.runner import worker as worker_module
@@ -399,12 +398,11 @@ class SlowFetch:
 def test_future_waits() -> None:
     plan = plan_of(Request(prompt(3), params(), slot=0))
     plan.slot_of_row = np.zeros(4, np.int32)
-    platform: Any = SimpleNamespace(to_host=lambda tensors: SlowFetch(0.2))
 
     def put(result: StepResult, arrays: list[np.ndarray]) -> None:
         result.tokens[[1, 3]] = arrays[0]
 
-    future: StepFuture = RunningStep(plan, [StepOutput((torch.zeros(2),), put)], platform)
+    future: StepFuture = RunningStep(plan, [(1, put)], SlowFetch(0.2))
     assert not future.done()
     with pytest.raises(TimeoutError, match="step 0"):
         future.result(timeout=0.01)

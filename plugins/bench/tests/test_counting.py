@@ -15,7 +15,7 @@ SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=5)
 VOCABULARY, HIDDEN, BODY = 100, 16, 5000
 
 
-def counter(tied: bool, own_head: bool = False) -> Counter:
+def counter(tied: bool, own_head: bool = False, cache: str | None = None) -> Counter:
     model = ModelDescription(
         architecture="x", dtype="float32", vocab_size=VOCABULARY, hidden_size=HIDDEN, num_layers=2, num_q_heads=4,
         max_model_len=64, kv_specs=(FULL, SLIDING), config={"tie_word_embeddings": tied},
@@ -25,7 +25,7 @@ def counter(tied: bool, own_head: bool = False) -> Counter:
     ready = WorkerReady(
         num_pages=2, weight_bytes=4 * parameters + head, cache_bytes=0, num_parameters=parameters, load_seconds=0.0
     )
-    return Counter(model, ready, "float32", own_head)
+    return Counter(model, ready, "float32", own_head, cache)
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.none() | st.integers(1, 20))
@@ -42,6 +42,10 @@ def test_an_input_embedding_of_its_own_is_not_read(tied):
 
 def test_a_quantised_head_is_read_and_the_embedding_it_was_tied_to_is_not():
     assert counter(tied=True, own_head=True).step_bytes == 4 * BODY + VOCABULARY * HIDDEN
+
+
+def test_a_cache_in_8_bits_is_read_as_such():
+    assert counter(True, cache="float8_e4m3fn").decodes(9, 4).read_bytes == counter(True).decodes(9, 4).read_bytes / 4
 
 
 @given(st.integers(0, 30), st.integers(1, 30))

@@ -140,6 +140,7 @@ class MetaPlatformBody(HostPlatformBody):
 class MetaWholePlatform(MetaPlatform):
     """And decode steps whole."""
 
+    requires_minor = 7
     body = "launches:MetaWholePlatformBody"
 
 
@@ -150,7 +151,7 @@ class MetaWholePlatformBody(MetaPlatformBody):
         def record(fn: Callable[[], None], trial: Trial | None) -> Callable[[], None]:
             return self.capture(fn, CaptureKey(1), trial)
 
-        return CudaWholeSteps(self, record, True, ops, tables, parameters)
+        return CudaWholeSteps(self, record, SimpleNamespace, True, ops, tables, parameters)
 
 
 class MetaOps(TritonOps):

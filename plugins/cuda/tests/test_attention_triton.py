@@ -31,7 +31,7 @@ from engine_cuda.attention_triton.plan import TritonPlan
 from engine_cuda.interpreter import interpreted
 from engine_cuda.ops_triton.body import TritonOpsBody
 from engine_reference.attention_torch.attention import TorchAttentionBody
-from engine_sdk.conformance.attention.case import Case, Form, check_unseen, whole_rows
+from engine_sdk.conformance.attention.case import Case, Form, check_plans_by_launches, check_unseen, whole_rows
 from engine_sdk.conformance.attention.dense import Tree
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -82,6 +82,17 @@ def test_decodes_that_are_divided() -> None:
         some.check(*found)
         if window is None:
             assert items(body.plan(some.batch, some.group))[0][:, 10].max() > 1, "no row was divided"
+
+
+def test_plans_by_launches() -> None:
+    """A decode step's is refilled for others of which the host is not told, as in a whole step that is captured."""
+    form = Form(kind="sliding", window=9, num_kv_heads=1)
+    steps = [([[20], [7], [33]], 0), ([[1], [40]], 1), ([[0], [15], [16]], 0)]
+    cases = [
+        case(form, rows, len(rows), seed=seed, width=8, padding_rows=padding)
+        for seed, (rows, padding) in enumerate(steps)
+    ]
+    check_plans_by_launches(cases, driver())
 
 
 def test_trees_of_drafts() -> None:

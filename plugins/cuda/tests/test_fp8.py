@@ -22,6 +22,7 @@ from engine.types.errors import ConfigError
 from engine_cuda.dependents import DEPENDENT
 from engine_cuda.interpreter_shim import to_e4m3
 from engine_cuda.ops_triton.activations import Activations
+from engine_cuda.ops_triton.body import TritonOpsBody
 from engine_cuda.ops_triton.norms import Norms
 from engine_cuda.quantization_fp8 import body as fp8_body
 from engine_cuda.quantization_fp8 import few_rows as few
@@ -29,8 +30,7 @@ from engine_cuda.quantization_fp8 import rows as kernels
 from engine_cuda.quantization_fp8.body import TRIED_ROWS, Fp8Body
 from engine_cuda.quantization_fp8.card import MOST_ROWS, Fp8Options, Fp8Quantization
 from engine_cuda.quantization_fp8.rows import FP8, LARGEST, quantize_normed, quantize_rows, quantize_weight
-from engine_kit.rounded_rows import RoundsRows
-from engine_sdk.conformance.quantization import whole_layer
+from engine_sdk.conformance.quantization import check_rounded_rows, whole_layer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAUNCH = {
@@ -126,43 +126,17 @@ def test_rows_are_rounded_as_they_are_made(monkeypatch: pytest.MonkeyPatch, dtyp
         assert same(quantize_rows(gate_up, padded, gated=True), quantize_rows(acted, padded))
 
 
-def multiplied(x: torch.Tensor, y: torch.Tensor, **more: Any) -> torch.Tensor:
-    """torch._scaled_mm where it takes no scales of rows: in float64."""
-    wide = (x.double() * more["scale_a"].double()) @ (y.double() * more["scale_b"].double())
-    return (wide + (0 if more["bias"] is None else more["bias"].double())).to(more["out_dtype"])
+@needs_scales_of_rows
+def test_products_of_what_is_rounded_as_it_is_made() -> None:
+    """The bits of two launches and a product, as the suite has them for the options that it is run with: of one scale
+    for a layer, and of rows that the kernel for few would take."""
 
+    def numbers(*shape: int, dtype: str, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+        return random(*shape, dtype=getattr(torch, dtype), seed=seed) * scale
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_products_of_what_is_rounded_as_it_is_made(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
-    """The norm and the activation before a product, as float64 has them, but for what rounding rows costs."""
-    if not scales_of_rows():
-        monkeypatch.setattr(torch, "_scaled_mm", multiplied)
-    outputs, inputs, rows, eps = 37, 100, MOST_ROWS + 2, 0.3
-    weight, added = random(outputs, inputs, dtype=torch.float32), random(outputs, seed=1) if bias else None
-    layer = body().pack(*whole_layer("linear", weight, added))
-    assert isinstance(layer, RoundsRows)
-    held = (layer.codes.double() * layer.scales.double().T)[:outputs, :inputs]
-    x, residual, norm = random(rows, inputs, seed=2), random(rows, inputs, seed=3), random(inputs, seed=4)
-    total = (x + residual).double()
-    alone, summed = (
-        wide / (wide.square().mean(1, keepdim=True) + eps).sqrt() * norm.double() for wide in (x.double(), total)
-    )
-    up, gate = random(rows, inputs, seed=5), random(rows, inputs, seed=6)
-    silu = torch.nn.functional.silu(gate.double()) * up.double()
-    y, kept = layer.after_norm(x.clone(), None, norm, eps)
-    z, sums = layer.after_norm(x.clone(), residual.clone(), norm, eps)
-    assert torch.equal(kept, x) and (sums.double() - total).abs().le(2.0**-7 * total.abs()).all()
-    found = {
-        "norm": (y, alone),
-        "sum and norm": (z, summed),
-        "silu": (layer.after_silu(torch.cat([gate, up], 1)), silu),
-    }
-    for name, (got, wide) in found.items():
-        expected = wide @ held.T + (0 if added is None else added.double())
-        # Each number of a row loses up to 2**-4 of it, one way or the other: several times what such sums stray.
-        near = 3 * 2.0**-4 * (wide.square() @ held.square().T).sqrt() + 2.0**-7 * expected.abs()
-        assert got.shape == (rows, outputs) and got.dtype == x.dtype
-        assert (got.double() - expected).abs().le(near).all(), name
+    made = body(weights="tensor", few_rows=0)
+    layer = made.pack(*whole_layer("linear", random(37, 40, dtype=torch.float32), random(37, seed=1)))
+    assert check_rounded_rows(made, TritonOpsBody(None), layer, 40, numbers, "bfloat16")  # type: ignore[arg-type]
 
 
 def test_who_rounds_rows_as_they_are_made() -> None:

@@ -12,10 +12,10 @@ from engine_sdk.conformance import QuantizationConformance
 
 @needs_scales_of_rows
 class TestFp8Interpreted(QuantizationConformance):
-    driver, stand_in = "fp8", "interpreted"
+    driver, stand_in, operations = "fp8", "interpreted", "triton"
     quick = r"^(?!test_very_wide_layers)"  # 4096 inputs take the interpreter seconds
 
 
 @pytest.mark.gpu
 class TestFp8(QuantizationConformance):
-    driver, device = "fp8", "cuda"
+    driver, device, operations = "fp8", "cuda", "triton"

@@ -14,11 +14,16 @@ import torch
 pytest.importorskip("engine_cuda", reason="engine-cuda is not installed")
 pytest.importorskip("engine_tiny", reason="engine-tiny is not installed")
 
+import harness
+from harness import Driver, Request, params, prompt
 from safetensors.torch import load_file, save_file
 from scaled import needs_scales_of_rows
 
 from engine import LLM, SamplingParams
+from engine.interfaces.ops import OPERATIONS
 from engine.types.errors import UnfitDriverError
+from engine_cuda.quantization_fp8.body import Fp8Layer
+from engine_cuda.quantization_fp8.card import Fp8Options
 from engine_cuda.quantization_fp8.rows import quantize_weight
 from engine_tiny import model_folder
 
@@ -72,6 +77,53 @@ def test_the_bundled_model_says_what_its_rounded_weights_say(rounded: str) -> No
     assert 0 < lost < 0.25 and np.abs(found - expected).mean() < 0.4
     layers = scores(dtype="bfloat16", quantization="linear=fp8")
     assert np.abs(layers - expected).mean() < 0.4 and (layers != found).any()
+
+
+@needs_scales_of_rows
+@pytest.mark.parametrize("weights", ["channel", pytest.param("tensor", marks=pytest.mark.slow)])
+def test_a_model_whose_rows_are_rounded_as_they_are_made(monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
+    """Prompts and a decode of a small random model give the tokens of one whose rows are rounded by themselves, and its
+    log probabilities but for the order in which a norm's squares are added up."""
+    calls: list[str] = []
+    for name in ("after_norm", "after_silu"):
+        joined = getattr(Fp8Layer, name)
+        monkeypatch.setattr(
+            Fp8Layer, name, lambda *given, joined=joined, name=name: (calls.append(name), joined(*given))[1]
+        )
+    found, registry, rounding = [], harness.registry(), ("rms_norm", "add_rms_norm", "silu_mul")
+    for fused in (True, False):
+        calls.clear()
+        options = Fp8Options(weights=weights, few_rows=0, fused=fused).model_dump()  # type: ignore[arg-type]
+        choices = [choice for choice in harness.start_message().choices if choice.point != "ops"]
+        choices += [
+            harness.choice(registry, "ops", "triton" if name in rounding else "torch", name) for name in OPERATIONS
+        ]
+        choices.append(harness.choice(registry, "quantization", "fp8", "linear", options))
+        driver = Driver(harness.started(choices=tuple(choices), dtype="bfloat16"))
+        requests = [Request(prompt(2 - slot, slot), params(logprobs=3), slot) for slot in range(2)]
+        driver.step(*((request, len(request.prompt)) for request in requests))
+        driver.step(*((request, 1) for request in requests))
+        # Of three layers each step rounds the rows of two norms and an activation.
+        assert calls.count("after_norm") == 12 * fused and calls.count("after_silu") == 6 * fused
+        found.append(requests)
+    for one, other in zip(*found, strict=True):
+        assert one.outputs == other.outputs and len(one.outputs) == 2
+        for ours, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert ours[2] == theirs[2]
+            np.testing.assert_allclose(ours[3], theirs[3], rtol=0, atol=0.05)
+
+
+@pytest.mark.slow
+@needs_scales_of_rows
+def test_rounding_rows_as_they_are_made_gives_the_same_tokens() -> None:
+    """The bundled model, by --quantization.fused."""
+    found = []
+    for fused in (True, False):
+        options = {"quantization": {"fused": fused}}
+        with LLM(**SETTINGS, dtype="bfloat16", quantization="fp8", ops="triton,torch", options=options) as llm:
+            outputs = llm.generate(TEXTS, GREEDY, use_tqdm=False)
+        found.append([list(output.outputs[0].token_ids) for output in outputs])
+    assert found[0] == found[1]
 
 
 def test_what_it_does_not_serve_is_refused() -> None:

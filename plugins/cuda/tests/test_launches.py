@@ -78,16 +78,16 @@ def test_around_the_captured_step() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_whole_step(temperature: float) -> None:
-    """Nothing is launched around the graph but copies, and new pages; in it one kernel takes what rows draw with."""
+    """Nothing is launched around the graph but the copy to the device; in it one kernel takes what rows draw with, and
+    places new pages, and one writes the tokens where the host reads them."""
     with noted():
         worker = MetaWorker("dummy:0.6B,layers=2", 2, whole=True)
         worker.enter(2, temperature=temperature)
         worker.step()
         first, second = worker.step(), worker.step(pages=True)
-    assert first.outside == ["to_device", "clone", "to_host"]
-    assert second.outside == ["to_device", "index_put_", "clone", "to_host"]
-    assert first.captured[:2] == ["prepare_kernel", "plan_kernel"]
-    draw = ["rows_kernel", "blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel"]
+    assert first.outside == second.outside == ["to_device"]
+    assert first.captured[:3] == ["begin_kernel", "prepare_kernel", "plan_kernel"]
+    draw = ["blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel", "tell_kernel"]
     assert first.captured[-len(draw) - 1 :] == ["linear", *draw]
 
 

@@ -13,27 +13,41 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import compiled
 import harness
 from harness import Driver, Request, params, prompt
 
 from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.ops import Ops, StepInputs, StepTables
 from engine.interfaces.platform import Trial
+from engine.interfaces.step import without_whole_steps
 from engine.runner.assemble import Assembly
+from engine.runner.buffers import SlotTables
 from engine.runner.worker import TorchWorker
 from engine.sampling.sampler import SlotParameters
 from engine.types.errors import ContractError
 from engine.types.kv import KVGroup
 from engine.types.plan import NewBlocks, NewSlot, StepPlan
 from engine_cuda.platform_cuda.trial import compare
-from engine_cuda.platform_cuda.whole import CudaWholeSteps
+from engine_cuda.platform_cuda.whole import ROWS, TURNS, CudaWholeSteps, begin_kernel, tell_kernel
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40}
+
+
+class Done:
+    """The event behind work that is done."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
 
 
 class WholePlatform(harness.BucketPlatform):
     """Captures decode steps whole, too."""
 
+    requires_minor = 7
     body = "test_whole_steps:WholePlatformBody"
 
 
@@ -47,7 +61,7 @@ class WholePlatformBody(harness.BucketPlatformBody):
         self, ops: Ops, tables: StepTables, parameters: Any, why_not: Sequence[str]
     ) -> CudaWholeSteps | None:
         self.why_not = why_not
-        return None if why_not else CudaWholeSteps(self, self._record, True, ops, tables, parameters)
+        return None if why_not else CudaWholeSteps(self, self._record, Done, True, ops, tables, parameters)
 
     def _record(self, fn: Callable[[], None], trial: Trial) -> Callable[[], None]:
         found = []
@@ -268,8 +282,8 @@ def test_what_speaks_against_whole_steps(change: dict[str, Any], reason: str | N
 
 
 def test_rows_take_what_their_slots_hold() -> None:
-    """And are sent again only when a request has entered."""
-    slots, sent = 5, []
+    """And are sent again only when a request has entered. New pages are in the tables then, more than a program's."""
+    slots, sent, width = 5, [], 2 * ROWS
 
     class Platform:
         device = torch.device("cpu")
@@ -279,10 +293,9 @@ def test_rows_take_what_their_slots_hold() -> None:
             out.copy_(host)
 
     parameters = SlotParameters(slots, 100)
-    tables = StepTables(
-        torch.zeros(slots + 1, 9, dtype=torch.int32), (torch.zeros(slots + 1, 2, dtype=torch.int32),), (4,)
-    )
-    made = CudaWholeSteps(Platform(), None, True, None, tables, parameters)  # type: ignore[arg-type]
+    blocks = tuple(torch.zeros(slots + 1, width, dtype=torch.int32) for _ in range(2))
+    tables = StepTables(torch.zeros(slots + 1, 9, dtype=torch.int32), blocks, (4, 4))
+    made = CudaWholeSteps(Platform(), None, Done, True, None, tables, parameters)  # type: ignore[arg-type]
     asked = [
         params(temperature=0.1 * slot, top_p=0.5 + 0.1 * slot, min_p=0.01 * slot, top_k=slot, seed=2**63 + slot)
         for slot in range(slots)
@@ -300,7 +313,17 @@ def test_rows_take_what_their_slots_hold() -> None:
     slot_of_row, lengths = torch.tensor([3, 0, 4, 1, 5, 5, 2]).int(), torch.tensor([7, 2, 8, 5, 1, 1, 3]).int()
     none = torch.zeros(0, dtype=torch.int32)
     inputs = StepInputs(slot_of_row, none, none, lengths, none, none, (), ())
-    rows, slot, place = made.rows(inputs)
+    index = np.arange(ROWS + 3, dtype=np.int32)
+    fresh = [NewBlocks(slot=index % slots, index=index, page=index + 7), NewBlocks(slot=index[:1], index=index[4:5],
+             page=index[9:10])]  # fmt: skip
+    behind = np.array([1, 0, 0, 9], np.int32)  # what an earlier step has left is not read
+    rows, slot, place = made.begin(inputs, torch.from_numpy(np.append(SlotTables.news(fresh), behind)))
+    expected = [torch.zeros_like(table) for table in blocks]
+    for table, new in zip(expected, fresh, strict=True):
+        table[new.slot, new.index] = torch.from_numpy(new.page)
+    assert all(map(torch.equal, blocks, expected)) and blocks[1].sum() == 9
+    made.begin(inputs, torch.from_numpy(np.append(SlotTables.news([]), behind)))
+    assert all(map(torch.equal, blocks, expected))
     assert slot.tolist() == slot_of_row.tolist() and place.tolist() == lengths.tolist()
     for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
         of_slots = np.append(getattr(parameters, name), 0)
@@ -323,10 +346,76 @@ def test_what_cannot_be_captured_is_left_or_refused(caplog: pytest.LogCaptureFix
     platform = type("Platform", (), {"device": torch.device("cpu")})()
     trial = Trial(lambda number: None, lambda: ())
     for insists in (True, False):
-        made = CudaWholeSteps(platform, refuse, insists, None, tables, SlotParameters(2, 9))  # type: ignore[arg-type]
+        parameters: Any = SlotParameters(2, 9)
+        made = CudaWholeSteps(platform, refuse, Done, insists, None, tables, parameters)  # type: ignore[arg-type]
+        none: Any = None
         if insists:
             with pytest.raises(ContractError, match="it copies from the host; start with --platform.capture_whole"):
-                made.capture(None, lambda: None, trial)  # type: ignore[arg-type]
+                made.capture(none, none, lambda: None, trial)
         else:
-            assert [made.capture(None, lambda: None, trial) for _ in range(2)] == [None] * 2  # type: ignore[arg-type]
+            assert [made.capture(none, none, lambda: None, trial) for _ in range(2)] == [None] * 2
     assert len(asked) == 2 and caplog.text.count("it copies from the host") == 1
+
+
+def test_tokens_stay_as_they_were_told() -> None:
+    """They are read whenever the host comes to it, in any order; where nobody has come in time they were put aside."""
+    tables = StepTables(torch.zeros(4, 9, dtype=torch.int32), (), ())
+    platform = type("Platform", (), {"device": torch.device("cpu"), "to_device": lambda self, host, out: None})()
+    waited, drawn = [], torch.zeros(4, dtype=torch.int32)
+
+    class Event(Done):
+        def synchronize(self) -> None:
+            waited.append(self)
+
+    parameters: Any = SlotParameters(3, 9)
+    made = CudaWholeSteps(platform, lambda fn, trial: replay, Event, True, None, tables, parameters)  # type: ignore[arg-type]
+
+    def replay() -> None:
+        made._turn_there += 1
+        made.tell(drawn)
+
+    none: Any = None
+    launch = made.capture(none, none, lambda: None, Trial(lambda number: None, lambda: ()))
+    assert launch is not None
+    told = []
+    for step in range(2 * TURNS):
+        drawn[:] = torch.arange(4) + 10 * step
+        told.append(launch(1 + step % 3))
+        assert len(waited) == max(0, step + 1 - TURNS), "the host waits for a step that is long done, and no other"
+    for step in reversed(range(2 * TURNS)):
+        (tokens,) = told[step].wait()
+        assert told[step].done() and tokens.tolist() == [10 * step, 10 * step + 1, 10 * step + 2][: 1 + step % 3]
+    assert len(waited) == 2 * TURNS
+
+
+def test_a_platform_from_before_new_pages_came_to_them_makes_none() -> None:
+    assert without_whole_steps(harness.BucketPlatformBody) is harness.BucketPlatformBody
+    body = without_whole_steps(WholePlatformBody)
+    assert body.whole_steps is None and issubclass(body, WholePlatformBody)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_their_kernels_compile() -> None:
+    """For each GPU, of one table of pages and of two."""
+    begin = {"news": "*i32", "turn": "*i32", "slot_of_row": "*i32", "seq_lens": "*i32", "words": "*i32"}
+    begin |= {"seeds": "*i64", "words_out": "*i32", "longs_out": "*i64", "stride": "i32", "width": "i32"}
+    tell = {"drawn": "*i32", "turn": "*i32", "told": "*i32", "count": "i32", "width": "i32"}
+    for use in compiled.compile_all(
+        [
+            case
+            for target in compiled.TARGETS
+            for case in (
+                *(
+                    compiled.Case(
+                        begin_kernel,
+                        {**begin, "count": "i32", "tables": ("*i32",) * tables, "table_strides": ("i32",) * tables},
+                        {"TABLES": tables, "ROWS": ROWS},
+                        target,
+                    )
+                    for tables in (1, 2)
+                ),
+                compiled.Case(tell_kernel, tell, {"TURNS": TURNS, "ROWS": ROWS}, target),
+            )
+        ]
+    ):
+        assert use.spilled == 0

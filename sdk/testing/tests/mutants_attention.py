@@ -201,6 +201,50 @@ class TrustsBound(Plain):
         return int(batch.seq_lens_bound[row]) - 1 if decode else super().place(batch, row, token)
 
 
+class RefilledByLaunches:
+    """Right: a plan of rows of one token names what lies on the device, which is read at each launch."""
+
+    plans_by_launches = True
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        if out is not None and batch.num_rows == batch.num_tokens:
+            return out
+        plan = super().plan(batch, group, out)  # type: ignore[misc]
+        plan.now = lambda: super(RefilledByLaunches, self).plan(batch, group, plan)  # type: ignore[misc]
+        return plan
+
+
+class Launched(RefilledByLaunches, Plain):
+    """right: a plan that is refilled by launches"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan.now(), out, lse)
+
+
+class LatentLaunched(RefilledByLaunches, PlainLatent):
+    """right: the same of latent attention"""
+
+    def forward(self, layer: Any, q_latent: Any, q_rope: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q_latent, q_rope, cache, plan.now(), out, lse)
+
+
+class TrustsTheHost(Launched):
+    """a plan that is refilled by launches goes on taking the lengths that the host knew when it was made"""
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        exact = batch.bounds_are_exact and batch.num_rows == batch.num_tokens
+        return int(batch.seq_lens_bound[row]) - 1 if exact else super().place(batch, row, token)
+
+
+class ReadsLengthsBack(Launched):
+    """a refill that is said to be launches alone reads lengths back from the device"""
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        plan = super().plan(batch, group, out)
+        plan.lengths = batch.seq_lens.tolist()
+        return plan
+
+
 class WrongGroups(Plain):
     """query heads are dealt to KV heads in turn, not in groups"""
 
@@ -569,6 +613,14 @@ class LatentWeighsByNothing(PlainLatent):
                 out[token] += (vector * 0).to(out.dtype)
 
 
+class LatentTrustsTheHost(LatentLaunched):
+    """a plan of latent attention that is refilled by launches goes on taking the lengths of the step it was made for"""
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        exact = batch.bounds_are_exact and batch.num_rows == batch.num_tokens
+        return int(batch.seq_lens_bound[row]) - 1 if exact else super().place(batch, row, token)
+
+
 class Rotates(Plain):
     """right: queries and keys are rotated where keys are written"""
 
@@ -616,13 +668,14 @@ LATENT = [
     LatentAssumesDense,
     LatentWeighsByNothing,
     LatentReadsTheKeyTwice,
+    LatentTrustsTheHost,
 ]
 
 MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, RoundsLse, LeavesLse,
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, KeepsItsRows,
-    MakesNewPlan, TrustsBound,
+    MakesNewPlan, TrustsBound, TrustsTheHost, ReadsLengthsBack,
     WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, WindowToOneSide,
     NoWindowOfEncoders, TwoSidedOffByOne, WeighsBeyondTheWindow, AssumesDense, NoSinks, ScaledSinks,
     NoSlopes, SlopesToOneSide, NoRelativeBias, BiasMirrored, BiasEnds, CrossIsCausal,
@@ -647,3 +700,25 @@ class TestUnbrokenLatent(AttentionConformance):
 
 class TestUnbrokenWithoutLse(AttentionConformance):
     card = GivesNoLse
+
+
+OTHERS = {name: None for name in dir(AttentionConformance) if name.startswith("test_") and "plan" not in name}
+"""What says nothing of plans."""
+
+
+class TestUnbrokenLaunched(AttentionConformance):
+    vars().update(OTHERS)
+    card = PlainAttention
+
+    @classmethod
+    def body(cls) -> type:
+        return Launched
+
+
+class TestUnbrokenLatentLaunched(AttentionConformance):
+    vars().update(OTHERS)
+    card = PlainLatentAttention
+
+    @classmethod
+    def body(cls) -> type:
+        return LatentLaunched

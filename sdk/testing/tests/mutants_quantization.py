@@ -14,9 +14,11 @@ from plain_quantization_cards import (
     CoversEverything,
     CoversNothing,
     Overstates,
+    PlainRoundingCard,
     SaysNothing,
     ServesEverything,
 )
+from plain_rounding import PlainRounding
 from plain_stored import Times3Suite
 
 from engine.interfaces.quantization import LayerShape, StoredTensor
@@ -252,6 +254,47 @@ class BiasLost(Times3):
         return super().pack(layer, tensors)._replace(bias=None)
 
 
+class SumIsNotRounded(PlainRounding):
+    """where norms round rows they norm what is added up before it is rounded"""
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return super().added(x, residual) if x.dtype == torch.float64 else x.float() + residual.float()
+
+
+class OneScaleForAllRows(PlainRounding):
+    """where norms round rows all rows of a step share a scale"""
+
+    def normed(self, x: torch.Tensor, norm: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, steps = super().normed(x, norm, eps)
+        return (codes * steps / steps.amax()).round(), steps.amax().expand_as(steps)
+
+
+class RoundsBeforeTheWeight(PlainRounding):
+    """where norms round rows they do so before their weight is applied"""
+
+    def weighed(self, normed: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        codes, steps = self.coded(normed)
+        return (codes * steps).to(norm.dtype) * norm
+
+
+class ActsOnTheSecondHalf(PlainRounding):
+    """where the activation rounds rows it takes the second half for the gate"""
+
+    def acted(self, gate: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().acted(up, gate, dtype)
+
+
+class RoundsTheActivationOnce(PlainRounding):
+    """where the activation rounds rows it does so of what was not rounded to the rows' dtype"""
+
+    def acted(self, gate: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().acted(gate, up, torch.float64)
+
+
+ROUNDING_MUTANTS = [
+    SumIsNotRounded, OneScaleForAllRows, RoundsBeforeTheWeight, ActsOnTheSecondHalf, RoundsTheActivationOnce,
+]  # fmt: skip
+
 MUTANTS = [
     NoBias, Wraps, OneScale, Truncates, ZeroMoves, LastColumn, DividesByZero, RowsTogether, RowsUnsaid, WideResults,
     NarrowSums, KeepsBias, ScalesWeights, ChangesRows, IgnoresStrides, RoundsByChance, OneBuffer, PlainBytes,
@@ -262,12 +305,18 @@ STORED_MUTANTS = [
     AnyDtype, WholeOnEachRank, LastPartFirst, FirstColumns, Doubles, BiasLost, ClaimsEverything, ClaimsNothing,
     CoversEverything, CoversNothing,
 ]  # fmt: skip
-MUTANTS += STORED_MUTANTS
+MUTANTS += [*STORED_MUTANTS, *ROUNDING_MUTANTS]
 
 
 class StoredConformance(Times3Suite, QuantizationConformance):
     """With what the suite asks for beside a card."""
 
 
-globals().update(suites_of(QuantizationConformance, "absmax", MUTANTS[: -len(STORED_MUTANTS)]))
+OTHERS = [mutant for mutant in MUTANTS if mutant not in (*STORED_MUTANTS, *ROUNDING_MUTANTS)]
+globals().update(suites_of(QuantizationConformance, "absmax", OTHERS))
+globals().update(suites_of(QuantizationConformance, PlainRoundingCard, ROUNDING_MUTANTS))
 globals().update(suites_of(StoredConformance, Times3Card, STORED_MUTANTS))
+
+
+class TestUnbrokenRounding(QuantizationConformance):
+    card = PlainRoundingCard

@@ -66,3 +66,13 @@ class CoversNothing(Times3Card):
     @classmethod
     def covers(cls, stored: Mapping[str, Any], layer: str, kind: str) -> bool:
         return False
+
+
+class PlainRoundingCard(AbsmaxQuantization):
+    """Weights and rows of 8 bits, which norms and activations round as they make them."""
+
+    body = "plain_rounding:PlainRounding"
+
+    @classmethod
+    def rounding(cls, kind: str, options: AbsmaxOptions) -> Rounding:
+        return super().rounding(kind, options)._replace(row=0.5 / 127 + 2.0**-20)

@@ -73,10 +73,9 @@ OPERATIONS: tuple[str, ...] = (
 
 MODEL_OPERATIONS: tuple[str, ...] = (
     *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap"),
-    *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "silu_mul", "gelu", "linear", "check_logits"),
+    *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "silu_mul", "gelu", "linear"),
 )
-"""Those that a model's forward pass and its logits are made of, which is what is captured of a step; and the check of
-these, which is not."""
+"""Those that a model's forward pass and its logits are made of: what is captured of a step."""
 
 FURTHER_OPERATIONS: tuple[str, ...] = ("gelu_mul", "relu", "linear_heads")
 """Those that only some models call, beside `MODEL_OPERATIONS`: their cards name them."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from engine.interfaces.model import State
     from engine.interfaces.ops import StepInputs
-    from engine.interfaces.platform import Trial
+    from engine.interfaces.platform import Fetch, Trial
     from engine.types.plan import LeftSlots, NewSlot, StepPlan, StepResult
 
 
@@ -171,17 +171,24 @@ class StepPart:
 
 class WholeSteps(Protocol):
     """Decode steps as one launch, from the tables of slots to the drawn tokens. A platform whose body has `whole_steps`
-    (minor 5) makes it of the worker's ops, its `StepTables`, the parameters of slots (`engine.sampling.sampler`'s), and
+    (minor 7) makes it of the worker's ops, its `StepTables`, the parameters of slots (`engine.sampling.sampler`'s), and
     reasons against it: where there are any it gives None, and says them if a user has asked for such steps. That is
     called before the largest step is measured, and again to serve."""
 
     def capture(
-        self, inputs: StepInputs, compute: Callable[[], None], trial: Trial
-    ) -> Callable[[int], torch.Tensor] | None:
+        self, inputs: StepInputs, news: torch.Tensor, compute: Callable[[], None], trial: Trial
+    ) -> Callable[[int], Fetch] | None:
         """A step of R rows of one token. None where it cannot be captured, which the platform has told; else what
-        launches it and gives the tokens of so many rows, as `Ops.place_tokens` does, in memory of the caller's own.
+        launches it and gives one tensor, the tokens of so many rows, as `Ops.place_tokens` does, on their way.
 
-        inputs: their first four are filled before each launch. compute: launches all up to the logits, [R, V] as the
-        model leaves them, the last of `trial.outputs()`; what it reads besides lies in the tables. trial: its `prepare`
-        empties the null page, which is every block of every slot.
+        inputs: their first four are filled before each launch. news: int32, device, filled as they are: how many pages
+        are new, three words of nothing, then of each its table's number, slot, index and page; the launch puts them
+        into the tables before anything reads these. compute: launches all up to the logits, [R, V] as the model leaves
+        them, the last of `trial.outputs()`; what it reads besides lies in the tables. trial: its `prepare` empties the
+        null page, which is every block of every slot.
         """
+
+
+def without_whole_steps(body: type) -> type:
+    """A platform from before minor 7, whose whole steps take no new pages: none of its steps is whole."""
+    return type(body.__name__, (body,), {"whole_steps": None}) if hasattr(body, "whole_steps") else body

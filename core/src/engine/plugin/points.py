@@ -219,7 +219,8 @@ PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
     "PlatformCard",
     "one",
     "the device: memory pools, dtypes, capture and replay, the worker that is started",
-    minor=6,
+    minor=7,
+    additions={7: "engine.interfaces.step:without_whole_steps"},
 )
 OPS: Point[OpsCard, OpsNeed] = Point(
     "ops", "OpsCard", "ordered", "tensor operations; a comma-separated order, resolved per operation", minor=3

@@ -16,8 +16,8 @@ import os
 import shutil
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import IO, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -142,6 +142,9 @@ class Inbox(Generic[T]):
         kind: of the messages: a struct, or a union of tagged ones.
         address: to bind; "tcp://HOST:*" takes a free port.
         secret: of TCP: the secret key of who may be spoken to by those alone who know the public one.
+
+    Attributes:
+        close: hear nothing any more.
     """
 
     def __init__(self, kind: Any, address: str, secret: bytes = b"") -> None:
@@ -152,6 +155,7 @@ class Inbox(Generic[T]):
         self._decode: Callable[[bytes], T] = decoder(kind).decode
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)
+        self.close = _ending(self, self._context, self.socket)
 
     def watch(self, files: Sequence[int]) -> None:
         """From now on `wait` and `get` also return when one of these is readable."""
@@ -204,10 +208,6 @@ class Inbox(Generic[T]):
         """Hear one no more; what it sent before may still come."""
         self.socket.unbind(address)
 
-    def close(self) -> None:
-        """Hear nothing any more."""
-        self._context.destroy(linger=0)
-
 
 def wait_for_any(inboxes: Sequence[Inbox[Any]], timeout: float) -> None:
     """Wait so many seconds at most until one of them has a message."""
@@ -236,6 +236,7 @@ class Outbox:
 
     Attributes:
         made: the connection was made, of TCP.
+        drop: whoever was told has gone: forget what is not on its way.
     """
 
     def __init__(self, address: str, key: bytes = b"", timeout: float = 0.0) -> None:
@@ -246,7 +247,8 @@ class Outbox:
         self._until = time.monotonic() + max(timeout, CONNECT_SECONDS)
         self._closed = False
         if not key:
-            self._socket = _socket(self._context, zmq.PUSH, address)
+            self._socket = _socket(self._context, zmq.PUSH, address, {})
+            self.drop = _ending(self, self._context, self._socket)
             return
         public, secret = zmq.curve_keypair()
         options: dict[int, Any] = {zmq.CURVE_SERVERKEY: key, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret}
@@ -254,6 +256,7 @@ class Outbox:
         options |= {zmq.HANDSHAKE_IVL: round(1000 * timeout)}
         self._socket = _socket(self._context, zmq.PUSH, "", options)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.drop = _ending(self, self._context, self._socket, self._monitor)
         self._socket.connect(address)
 
     def lost(self) -> bool:
@@ -280,10 +283,6 @@ class Outbox:
         """Tell what `wire.encode` made."""
         self._socket.send(data)
 
-    def drop(self) -> None:
-        """Whoever was told has gone: forget what is not on its way."""
-        self._context.destroy(linger=0)
-
     def close(self) -> None:
         """Wait until all is on its way, for a moment at most."""
         self._closed = True
@@ -300,10 +299,16 @@ def remove_directory(directory: str) -> None:
     shutil.rmtree(nameless, ignore_errors=True)
 
 
-def _socket(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, options: Mapping[int, Any] = MappingProxyType({})
-) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
+def _ending(owner: object, context: zmq.Context[Any], *sockets: zmq.Socket[Any]) -> Callable[[], None]:
+    """What ends a context, at the latest when its owner is collected: as part of a cycle pyzmq would end the context
+    before its sockets, and wait for these for ever. Idempotent."""
+    ending = weakref.finalize(owner, lambda *_: context.destroy(linger=0), *sockets)  # which keeps the sockets
+    ending.atexit = False
+    return ending
+
+
+def _socket(context: zmq.Context[Any], kind: int, address: str, options: Mapping[int, Any]) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(kind)
     socket.set_hwm(0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
     for option, value in options.items():

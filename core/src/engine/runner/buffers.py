@@ -76,6 +76,17 @@ class SlotTables:
         pages = [np.append(new.page, new.page[: len(new.page) % 2]) for new in blocks]
         return [array for of_table in zip(places, pages, strict=True) for array in of_table if len(array)]
 
+    @staticmethod
+    def news(blocks: Sequence[NewBlocks]) -> np.ndarray:
+        """What a whole step reads in their place: int32, see `engine.interfaces.step.WholeSteps`."""
+        listed = np.zeros((1 + sum(len(new.slot) for new in blocks), 4), np.int32)
+        listed[0, 0], end = len(listed) - 1, 1
+        for table, new in enumerate(blocks):
+            start, end = end, end + len(new.slot)
+            if end > start:
+                listed[start:end] = np.stack(np.broadcast_arrays(table, new.slot, new.index, new.page), axis=1)
+        return listed.reshape(-1)
+
     def place(self, entries: torch.Tensor, counts: Sequence[int]) -> None:
         """Write new pages into the block tables. entries: int32, on the device; counts: pages of each table."""
         for table, count in zip(self.tables.blocks, counts, strict=True):
@@ -97,6 +108,7 @@ class StepInputBuffers:
         batches: one for each KV group; groups of one table have the same. Their host arrays change from step to step.
         header_host: int32 numpy [4, R + 1 or more]: slot_of_row, num_computed, seq_lens and query_start_loc as they go.
         select: int64 [T], or [R] of rows of any numbers; which tokens draw, as a captured step reads them; else None.
+        news: int32, device; where that begins which travels behind all this.
     """
 
     num_rows: int
@@ -107,6 +119,7 @@ class StepInputBuffers:
     batches: tuple[AttentionBatch, ...]
     header_host: np.ndarray
     select: torch.Tensor | None
+    news: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -232,6 +245,7 @@ class StepBuffers:
             tuple(of_table[group.table] for group in self._groups),
             header_host,
             select,
+            self._packed[end + _aligned(2 * draws) :],
         )
 
     def fill(

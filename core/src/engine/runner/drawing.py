@@ -11,6 +11,7 @@ from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Platform
 from engine.interfaces.step import StepOutput, StepPart
 from engine.runner.drafting import Drafting, StepDrafts
+from engine.runner.results import Put
 from engine.runner.step import Drawing
 from engine.sampling.faults import SlotFaults
 from engine.sampling.processors import ProcessorChain
@@ -74,9 +75,9 @@ class Draws(StepPart):
         return bool((plan.samples & self.parameters.plain[slots]).all()) and not self._processors.used_by(slots).any()
 
     @staticmethod
-    def drawn(plan: StepPlan, tokens: torch.Tensor) -> StepOutput:
-        """The tokens of a plain plan's rows."""
-        return StepOutput((tokens,), partial(_put_tokens, np.arange(plan.num_rows), None, None))
+    def put(plan: StepPlan) -> Put:
+        """What puts the tokens of a plain plan's rows into its result."""
+        return partial(_put_tokens, np.arange(plan.num_rows), None, None)
 
     def places(self, drawing: Drawing) -> np.ndarray | None:
         """What travels with the step for `draw`: see `engine.sampling.sampler.SampledRows.places`."""

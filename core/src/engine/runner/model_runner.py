@@ -22,7 +22,7 @@ import torch
 
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.model import LayerIterator, State
-from engine.interfaces.platform import CaptureKey, CapturesDrafts, Trial
+from engine.interfaces.platform import CaptureKey, CapturesDrafts, Fetch, Trial
 from engine.interfaces.step import LayerListener, StepPart, WholeSteps
 from engine.plugin.loading import brought
 from engine.runner.assemble import Assembly, step_parts
@@ -167,7 +167,7 @@ class ModelRunner:
                 step.whole = self._capture_whole(self._whole, step)
         return steps
 
-    def _capture_whole(self, whole: WholeSteps, step: Step) -> Callable[[int], torch.Tensor] | None:
+    def _capture_whole(self, whole: WholeSteps, step: Step) -> Callable[[int], Fetch] | None:
         """The same step once more, with what is launched before and behind it: what it leaves is its own."""
         own, pool = Step(step.frame, step.plans, step.more, listeners=self._listeners), self._attention.pool
         assert pool is not None
@@ -180,7 +180,7 @@ class ModelRunner:
             self._plan_attention(own, keep=True)
             self._forward(own)
 
-        return whole.capture(own.frame.inputs, compute, Trial(prepare, own.outputs, own.replace))
+        return whole.capture(own.frame.inputs, own.frame.news, compute, Trial(prepare, own.outputs, own.replace))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepFuture:
@@ -254,7 +254,7 @@ class ModelRunner:
         step, captured = self._step_of(plan, heard)
         if step.whole is not None and not self._at_work and self._draws.plain(plan):
             self._prepare(step, plan, captured, None, blocks)
-            return RunningStep(plan, [self._draws.drawn(plan, step.whole(plan.num_rows))], self._platform)
+            return RunningStep(plan, [(1, self._draws.put(plan))], step.whole(plan.num_rows))
         drawing = self._draws.of(plan)
         places = self._prepare(step, plan, captured, drawing, blocks)
         if step.run is None:
@@ -300,7 +300,9 @@ class ModelRunner:
             outputs += [output for output in found if output is not None]
         if walked is not None:
             self._attention.move(step.frame.batches, *moves)
-        return RunningStep(plan, outputs, self._platform)
+        tensors = tuple(tensor for output in outputs for tensor in output.tensors)
+        fetch = self._platform.to_host(tensors) if tensors else None
+        return RunningStep(plan, [(len(output.tensors), output.put) for output in outputs], fetch)
 
     def _step_of(self, plan: StepPlan, heard: Sequence[LayerListener]) -> tuple[Step, bool]:
         """The captured step that computes a plan; else the eager one, and False. The latter for those who look on at
@@ -346,17 +348,16 @@ class ModelRunner:
     ) -> torch.Tensor | None:
         """Send what the step needs, fill the inputs and plan attention; what `Draws.draw` is to be told. Without
         `drawing` the launch does all but the sending by itself."""
-        inputs, each, entries = step.frame.inputs, step.frame.tokens_per_row, self._slots.entries(blocks)
-        more: tuple[np.ndarray | None, ...] = ()
-        if drawing is not None:
-            more = self._draws.places(drawing), drawing.select(each), padding_of(plan, each)
-        sent = self._buffers.fill(step.frame, plan, entries, *more)
-        if entries:
-            self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
+        inputs, each = step.frame.inputs, step.frame.tokens_per_row
         if self._inputs:
             self._fill_more(step, plan)
         if drawing is None:
+            self._buffers.fill(step.frame, plan, [self._slots.news(blocks)])
             return None
+        entries, more = self._slots.entries(blocks), (drawing.select(each), padding_of(plan, each))
+        sent = self._buffers.fill(step.frame, plan, entries, self._draws.places(drawing), *more)
+        if entries:
+            self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
         self._ops.prepare_inputs(self._slots.tables, inputs)
         self._buffers.place_keys(step.frame)
         if (hidden := self._buffers.hidden) is not None and each != 1:

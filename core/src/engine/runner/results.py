@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from engine.interfaces.executor import StepFuture
-from engine.interfaces.platform import Platform
-from engine.interfaces.step import StepOutput
+from engine.interfaces.platform import Fetch
 from engine.types.plan import Masks, StepPlan, StepResult
 
 _POLL_SECONDS = 0.0001
+Put = Callable[[StepResult, list[np.ndarray]], None]
+"""See `engine.interfaces.step.StepOutput`."""
 
 
 class RunningStep:
@@ -21,18 +21,15 @@ class RunningStep:
 
     Args:
         plan: of the step.
-        outputs: what was found.
-        platform: starts the copy of their tensors to the host.
+        puts: what was found, one after the other: of how many tensors, and what puts them into the result.
+        fetch: these tensors, on their way to the host; None for none.
     """
 
-    def __init__(self, plan: StepPlan, outputs: Sequence[StepOutput], platform: Platform) -> None:
+    def __init__(self, plan: StepPlan, puts: Sequence[tuple[int, Put]], fetch: Fetch | None) -> None:
         self._step_id = plan.step_id
         self._num_rows = plan.num_rows
-        self._outputs = outputs
-        tensors: tuple[torch.Tensor, ...] = ()
-        for output in outputs:
-            tensors += output.tensors
-        self._fetch = platform.to_host(tensors) if tensors else None
+        self._puts = puts
+        self._fetch = fetch
         self._result: StepResult | None = None
 
     def done(self) -> bool:
@@ -58,8 +55,8 @@ class RunningStep:
         result = StepResult(step_id=self._step_id, tokens=np.full(self._num_rows, -1, np.int32))
         arrays = [] if self._fetch is None else [tensor.numpy() for tensor in self._fetch.wait()]
         end = 0
-        for tensors, put in self._outputs:
-            start, end = end, end + len(tensors)
+        for count, put in self._puts:
+            start, end = end, end + count
             put(result, arrays[start:end])
         return result
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from engine.interfaces.platform import Platform
+from engine.interfaces.platform import Fetch, Platform
 from engine.interfaces.step import LayerListener
 from engine.runner.buffers import SlotTables, StepInputBuffers
 from engine.sampling.packed import send
@@ -41,7 +41,7 @@ class Step:
     left: tuple[torch.Tensor, ...] | None = None
     logits: torch.Tensor | None = None
     run: Callable[..., None] | None = None
-    whole: Callable[[int], torch.Tensor] | None = None
+    whole: Callable[[int], Fetch] | None = None
     listeners: Sequence[LayerListener] = ()
     plan: StepPlan | None = None
     streams: dict[int, torch.Tensor] = field(default_factory=dict)

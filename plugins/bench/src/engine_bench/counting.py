@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from engine.types.model import KVSpec, ModelDescription
 from engine.types.start import WorkerReady
 
-ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ITEM_SIZES = {"float8_e4m3fn": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,26 @@ class Counter:
     Args:
         model: what it is.
         ready: what its worker answered: parameters and bytes.
-        dtype: of the cache's elements, and of the input embedding.
+        dtype: of the input embedding.
         own_head: the head has weights beside those of an embedding that it is tied to: it is quantised.
+        cache_dtype: of the cache's elements; None: `dtype`.
     """
 
-    def __init__(self, model: ModelDescription, ready: WorkerReady, dtype: str, own_head: bool = False) -> None:
+    def __init__(
+        self,
+        model: ModelDescription,
+        ready: WorkerReady,
+        dtype: str,
+        own_head: bool = False,
+        cache_dtype: str | None = None,
+    ) -> None:
         self._model = model
-        self._itemsize = ITEM_SIZES[dtype]
+        self._cached = ITEM_SIZES[cache_dtype or dtype]
         table = model.vocab_size * model.hidden_size
         tied = bool(model.config.get("tie_word_embeddings", False))
         # An input embedding of its own is not multiplied with: a step reads single rows of it.
         multiplied = ready.num_parameters - (0 if tied else table)
-        self.step_bytes = float(ready.weight_bytes - (0 if tied and not own_head else table * self._itemsize))
+        self.step_bytes = float(ready.weight_bytes - (0 if tied and not own_head else table * ITEM_SIZES[dtype]))
         self._token_flops = 2.0 * (multiplied - table)
         self._logits_flops = 2.0 * table
 
@@ -72,7 +80,7 @@ class Counter:
         return Work(read, count * (self._token_flops + self._logits_flops) + attention)
 
     def _key_bytes(self, spec: KVSpec) -> int:
-        return 2 * spec.num_kv_heads * spec.head_size * self._itemsize
+        return 2 * spec.num_kv_heads * spec.head_size * self._cached
 
 
 def seen(start: int, size: int, window: int | None) -> int:

@@ -80,5 +80,7 @@ def open_session(config: EngineConfig) -> Iterator[Session]:
     with LLMEngine.from_engine_args(config) as engine:
         plan, ready = engine.plan, engine.client.worker
         assert plan is not None
-        own_head = any((choice.point, choice.kind) == ("quantization", "head") for choice in plan.start.worker.choices)
-        yield Session(engine, plan, ready, Counter(plan.model, ready, plan.start.worker.dtype, own_head))
+        worker = plan.start.worker
+        own_head = any((choice.point, choice.kind) == ("quantization", "head") for choice in worker.choices)
+        counter = Counter(plan.model, ready, worker.dtype, own_head, worker.kv_cache_dtype)
+        yield Session(engine, plan, ready, counter)

@@ -10,7 +10,7 @@ nothing else draw by one (`Ops.draw`) that the first step does not call.
 
 What is not seen: attention over contexts longer than the step's own prompts (drivers compute those in pieces of a
 bounded size), the work of logits processors, and that of drafters that look at nothing but tokens. Others observe the
-step, and propose in a second one.
+steps, and propose in one more.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A pre-norm layer whose norms and activation round the rows that they make, where only a product reads them.
 
-A product of rows in fewer bits has them rounded first. By a launch of its own that reads all of what the norm, or the
+A product of rows in fewer bits has them rounded first, by a launch of its own that reads all that the norm, or the
 activation, has just written. A driver of quantization whose `pack` gives a `RoundsRows` has both done in one; a layer
 asks `RoundedRows` at each step, and computes as ever where that has done nothing.
 """
@@ -19,8 +19,8 @@ from engine_kit.few_rows import are_plain
 @runtime_checkable
 class RoundsRows(Protocol):
     """What `Quantization.pack` may give: a matrix [O, I], with a bias perhaps, that rounds rows as they are made.
-    Rows are those that `Quantization.linear` would make of what the operations, one after the other, give, but for the
-    order of sums; whose operations, the driver says."""
+    They become what `Quantization.linear` would make of the operations' results, but for the order of sums; of which
+    driver's operations, the quantization says."""
 
     def rounds(self, rows: int) -> bool:
         """Whether it does so with so many rows."""

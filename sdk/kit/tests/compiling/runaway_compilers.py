@@ -67,3 +67,10 @@ class Dying:
 
     def __init__(self, context: GrammarContext) -> None:
         os._exit(5)
+
+
+class Aborting:
+    """A library that aborts when it is built, as C++ does over what nobody catches."""
+
+    def __init__(self, context: GrammarContext) -> None:
+        os.abort()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from engine_kit.compiling import CompileOptions
 from engine_kit.compiling.processes import CompilerProcesses
 
 HERE = Path(__file__).parent
+PIECES: list[bytes | None] = [b"a", None, b"c"]
 
 
 @pytest.fixture
@@ -28,10 +30,14 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CompilerProc
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     made: list[CompilerProcesses] = []
 
-    def build(compiler: str = "Runaway", prepare: bool = False, **options: float) -> CompilerProcesses:
+    def build(
+        compiler: str = "Runaway",
+        prepare: bool = False,
+        vocabulary: Callable[[], list[bytes | None]] = lambda: PIECES,
+        **options: float,
+    ) -> CompilerProcesses:
         limits = CompileOptions(**{"compile_timeout": 1.0, "compile_memory": 128, **options})
-        pieces = [b"a", None, b"c"]
-        context = GrammarContext(vocab_size=3, vocabulary=lambda: pieces, options=limits, prepare=prepare)
+        context = GrammarContext(vocab_size=3, vocabulary=vocabulary, options=limits, prepare=prepare)
         made.append(CompilerProcesses(f"runaway_compilers:{compiler}", context))
         return made[-1]
 
@@ -44,6 +50,15 @@ def test_it_compiles_with_the_vocabulary_at_hand(make: Callable[..., CompilerPro
     processes = make()
     assert processes.compile(b"echo one") == b"one|a?c"
     assert processes.compile(b"pid") == processes.compile(b"pid"), "the process stays"
+
+
+def test_after_a_vocabulary_that_could_not_be_read_another_child_is_begun(
+    make: Callable[..., CompilerProcesses],
+) -> None:
+    processes = make(vocabulary=Mock(side_effect=[RuntimeError("no such file"), PIECES]))
+    with pytest.raises(RuntimeError, match="no such file"):
+        processes.compile(b"echo one")
+    assert processes.compile(b"echo one") == b"one|a?c"
 
 
 @pytest.mark.parametrize(
@@ -122,9 +137,12 @@ def test_a_compiler_that_cannot_be_built(make: Callable[..., CompilerProcesses])
         make("Unbuildable").compile(b"echo")
 
 
-def test_a_child_that_dies_while_it_starts_is_no_dead_engine(make: Callable[..., CompilerProcesses]) -> None:
-    with pytest.raises(EngineError, match="compiler runaway_compilers:Dying.*starting; exit code 5") as found:
-        make("Dying").compile(b"echo")
+@pytest.mark.parametrize(("compiler", "how"), [("Dying", "exit code 5"), ("Aborting", "signal 6")])
+def test_a_child_that_dies_while_it_starts_is_no_dead_engine(
+    make: Callable[..., CompilerProcesses], compiler: str, how: str
+) -> None:
+    with pytest.raises(EngineError, match=f"compiler runaway_compilers:{compiler}.*starting; {how}") as found:
+        make(compiler).compile(b"echo")
     assert found.value.code == EngineError.code, "`engine_dead` would have the whole core given up"
 
 

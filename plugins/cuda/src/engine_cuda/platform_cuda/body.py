@@ -142,7 +142,8 @@ class CudaPlatformBody:
         if not reasons:
             from engine_cuda.platform_cuda.whole import CudaWholeSteps
 
-            return CudaWholeSteps(self, self._graphs.capture, self._mode == "always", ops, tables, parameters)
+            insists = self._mode == "always"
+            return CudaWholeSteps(self, self._graphs.capture, self._mark, insists, ops, tables, parameters)
         self._whole = False
         if self._mode == "always":
             raise ConfigError(
@@ -152,6 +153,10 @@ class CudaPlatformBody:
             )
         logger.warning("decode steps are not captured with their inputs and draws: %s", "; ".join(reasons))
         return None
+
+    def _mark(self) -> torch.cuda.Event:
+        late_kernels.serving = True  # a step that serves is launched
+        return _event(torch.cuda.current_stream(self._device))
 
     def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
         """See `engine_cuda.platform_cuda.memory`. Raises DeviceMemoryError where the largest step does not fit."""

@@ -63,6 +63,7 @@ class CudaPlatform(PlatformCard):
     """GPUs: NVIDIA's through CUDA, and AMD's, which torch's ROCm builds call by the same names."""
 
     priority = 20
+    requires_minor = 7  # with it new pages came to whole steps
     framework = "torch"
     Options = CudaPlatformOptions
     recorder = "stream"

@@ -37,6 +37,7 @@ NO_MEMORY = (-signal.SIGABRT, 127)
 """Exit codes of a child to which memory was refused: C++ aborts; the C library, for a new thread's data, leaves so."""
 OWN_SIGNALS = frozenset(
     {
+        signal.SIGABRT,
         signal.SIGALRM,
         signal.SIGBUS,
         signal.SIGFPE,
@@ -203,6 +204,9 @@ class CompilerProcesses:
             error = EngineError(f"start a process of {self._compiler}", f"not ready after {START_SECONDS:g} s")
         except EngineError as failed:
             error = failed
+        except BaseException:  # of the vocabulary: others would wait for the child to be ready for ever
+            self._drop(child)
+            raise
         code = self._drop(child)
         if self._closed:
             raise _shutting_down()

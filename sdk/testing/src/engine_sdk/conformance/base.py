@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from engine_sdk.conformance.subject import Subject
 
 CARD_SECONDS = 0.02
 """Most processor time that importing a card may take, beyond pydantic, msgspec, numpy and the interface."""
+IMPORT_SECONDS = 200.0
+"""How long the answer of the process that imports cards is waited for."""
 CARD_TRIES = 10
 """Fresh processes in which one that is quick enough is looked for: a busy machine makes no card slow."""
 
@@ -302,6 +305,9 @@ class Importer:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], IMPORT_SECONDS)[0]:
+            self._process.kill()
+            raise AssertionError(f"importing {value} in another process has not ended within {IMPORT_SECONDS:g} s")
         line = self._process.stdout.readline()
         assert line, "the process that imports cards has ended"
         found: dict[str, Any] = json.loads(line)

@@ -110,6 +110,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("keys and values moved (`move`)", "moving"),
             Capability("plans refilled in place", "refilled_plan refilled_plan_of_prefills"),
             Capability("plans refilled for rows of any lengths", "refilled_plan_of_any_rows"),
+            Capability("plans refilled by launches alone, for whole steps that are captured", "plans_by_launches"),
             Capability("lengths known as bounds only (steps in flight)", "lengths_that_are_bounded_only"),
             Capability("captured and replayed decode steps", "captured_step"),
             Capability("drafts padded to one length", "padded_drafts"),
@@ -147,6 +148,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             ),
             Capability("latent attention: vectors read back (`read`)", "latent_reading_back"),
             Capability("latent attention: plans refilled in place", "latent_refilled_plan"),
+            Capability("latent attention: plans refilled by launches alone", "latent_plans_by_launches"),
             Capability("latent attention: captured and replayed decode steps", "latent_captured_step"),
             Capability("latent attention: captured and replayed drafts", "latent_captured_drafts"),
             Capability("latent attention: drafts padded to one length", "latent_padded_drafts"),
@@ -390,6 +392,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("wide layers do not overflow, or are refused", "wide_layers very_wide_layers"),
             Capability("tiny, huge and broken activations", "sizes_of_rows a_row_that_is_no_number"),
             Capability("rows independent of their batch", "a_row_does_not_depend_on_the_others"),
+            Capability("rows rounded as norms and activations make them", "rows_rounded_as_they_are_made"),
             Capability("weights divided over ranks (tensor parallel)", "sharded_weights"),
             Capability("smaller than 16 bits a weight", "it_is_smaller"),
             Capability(

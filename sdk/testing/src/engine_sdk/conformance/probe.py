@@ -17,7 +17,7 @@ import traceback
 from typing import Any
 
 HEAVY = ("torch", "jax", "tensorflow", "triton", "transformers", "cupy", "numba", "scipy", "pandas")
-LONGEST = 300
+LONGEST = 100
 """Seconds that an import may take."""
 
 

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, cast
@@ -24,6 +24,7 @@ import torch
 
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.model import ModelContext
+from engine.interfaces.ops import Ops
 from engine.interfaces.platform import CaptureKey
 from engine.interfaces.quantization import (
     EMBEDDING,
@@ -37,8 +38,10 @@ from engine.interfaces.quantization import (
 from engine.modeling import Embedding, Linear, LMHead, load_weights
 from engine.types.errors import CheckpointError, ConfigError
 from engine.types.parallel import Shard
+from engine_kit.rounded_rows import RoundsRows
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
+from engine_sdk.conformance.subject import Subject
 from engine_sdk.conformance.timing import median_seconds
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -91,6 +94,8 @@ class QuantizationConformance(Conformance):
             `write`. Without it, only the rounding of plain weights is tested.
         uncovered: names of layers that this one leaves plain.
         inputs, outputs: of the layers that are written; each of two ranks has half of them.
+        operations: the driver of `ops` whose norms and activations its layers round as they are made, where they do
+            (`engine_kit.rounded_rows.RoundsRows`).
     """
 
     point = "quantization"
@@ -99,6 +104,7 @@ class QuantizationConformance(Conformance):
     uncovered: ClassVar[Sequence[str]] = ()
     inputs: ClassVar[int] = 256
     outputs: ClassVar[Sequence[int]] = (512, 256, 256)
+    operations: ClassVar[str] = "torch"
 
     @classmethod
     def need(cls, kind: str = "linear", dtype: str = "float32", stored: str = "bfloat16") -> QuantizationNeed:
@@ -358,6 +364,41 @@ class QuantizationConformance(Conformance):
                 before = x.clone()
                 self.check_rows(layer, x, layer.body.linear(x, layer.packed))
                 assert torch.equal(x, before), "the rows were changed"
+
+    # -- rows that are rounded as they are made ----------------------------------------------------------------------
+    def test_rows_rounded_as_they_are_made(self) -> None:
+        """By norms, with a sum before them and without, and by the activation, for the product behind them: what that
+        gives is what `linear` gives of the operations' results. To the last bit where sums are exact; of any numbers
+        as near as `rounding` says."""
+        kind, rounds = self.any_kind(), False
+        dtypes = [dtype for dtype in DTYPES if not self.subject().reasons(self.need(kind, dtype, "float32"))]
+        for dtype in dtypes or [self.any_dtype(kind)]:
+            body, ops = self.make(kind, dtype), self.row_operations(dtype)
+            weight, bias = self.numbers(37, 100, dtype="float32"), self.numbers(37, dtype=dtype, seed=1)
+            added = bias if dtype == dtypes[0] else None
+            rounds = check_rounded_rows(
+                body, ops, body.pack(*whole_layer(kind, weight, added)), 100, self.numbers, dtype
+            )
+            if rounds and added is not None:
+                self._check_any_rows(self.layer(weight, bias, kind, dtype), ops, dtype)
+        if not rounds:
+            not_served("no rows are rounded as they are made: `pack` gives no RoundsRows, or `rounds` says so")
+
+    def _check_any_rows(self, layer: Layer, ops: Ops, dtype: str) -> None:
+        eps, packed, rows = 0.3, layer.packed, next(n for n in ROWS if n and layer.packed.rounds(n))
+        x, residual, gate_up = (self.numbers(rows, n, dtype=dtype, seed=seed) for seed, n in enumerate((100, 100, 200)))
+        norm = self.numbers(100, dtype=dtype, seed=3)
+        normed, _ = ops.add_rms_norm(x.clone(), residual.clone(), norm, eps)
+        self.check_rows(layer, normed, packed.after_norm(x, residual, norm, eps)[0])
+        self.check_rows(layer, ops.silu_mul(gate_up), packed.after_silu(gate_up))
+
+    @classmethod
+    def row_operations(cls, dtype: str) -> Ops:
+        """The operations whose rows are rounded."""
+        subject = Subject.installed("ops", cls.operations, {})
+        return cls.once(  # type: ignore[no-any-return]
+            f"ops {dtype}", lambda: subject.body()(worker_context(subject, cls.device, dtype, with_ops=False))
+        )
 
     # -- over several ranks ------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("ranks", [2, 3])
@@ -713,6 +754,45 @@ class QuantizationConformance(Conformance):
             f"1 row by 2,048 x 2,048, {dtype}: {seconds * 1e6:,.0f} us, {taken / seconds / 1e9:.1f} GB/s of "
             f"{taken * 8 / 2048**2:.2f} bits a weight"
         )
+
+
+def check_rounded_rows(
+    body: Quantization, ops: Ops, packed: Any, inputs: int, numbers: Callable[..., torch.Tensor], dtype: str
+) -> bool:
+    """Whether a layer rounds rows as they are made, then bit for bit what `linear` makes of what `ops` gives.
+
+    What is normed are whole numbers, whose squares add up to the same in every order.
+
+    Args:
+        packed: a layer of so many inputs.
+        numbers: of a shape, dtype, seed and scale; see `QuantizationConformance.numbers`.
+    """
+    rows = max(filter(packed.rounds, range(1, 10)), default=0) if isinstance(packed, RoundsRows) else 0
+    if not rows:
+        return False
+    norm, eps = numbers(inputs, dtype=dtype, seed=1), 0.3
+    # Of those beyond 256 bfloat16 rounds the sum.
+    x, residual = (numbers(rows, inputs, dtype=dtype, seed=int(n), scale=n).round() for n in (3.0, 150.0))
+    x[::3, 5], residual[1::3, 7] = 40, -500
+    x[2::5] = residual[2::5] = 0
+    gate_up = numbers(rows, 2 * inputs + 8, dtype=dtype, seed=4)[:, 8:]
+    gate_up[::4] *= 10
+    normed, total = ops.add_rms_norm(x.clone(), residual.clone(), norm, eps)
+    meant = {
+        "a norm": (body.linear(ops.rms_norm(x, norm, eps), packed), x),
+        "a sum and its norm": (body.linear(normed, packed), total),
+        "an activation": (body.linear(ops.silu_mul(gate_up), packed),),
+    }
+    found = {
+        "a norm": packed.after_norm(x.clone(), None, norm, eps),
+        "a sum and its norm": packed.after_norm(x.clone(), residual, norm, eps),
+        "an activation": (packed.after_silu(gate_up),),
+    }
+    for what, results in meant.items():
+        for one, other in zip(found[what], results, strict=True):
+            assert one.dtype == other.dtype, f"the result is {one.dtype}, of rows of {other.dtype}"
+            assert torch.equal(one, other), f"behind {what} of {rows} rows it is not what `linear` gives"
+    return True
 
 
 def _largest(values: torch.Tensor, group: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from engine.interfaces.attention import (
     AttentionBackend,
@@ -378,6 +379,10 @@ class Case:
         )
 
     # -- running -----------------------------------------------------------------------------------------------------
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the step is given."""
+        return self.q, self.new_k, self.new_v
+
     def write_history(self, body: AttentionBackend) -> LayerCache:
         """The layer's cache, with all that earlier steps left in it; this step's own places hold NaN."""
         if self.form.kind == "encoder":
@@ -612,6 +617,64 @@ def check_shares(make: Callable[..., Case], backend: Callable[[str], Any], form:
             parts.append(DenseResult(out.double().cpu().numpy(), lse.double().cpu().numpy()))
         found = combined(parts)
         whole.check(torch.from_numpy(found.out), torch.from_numpy(found.lse))
+
+
+class NothingIsRead(TorchFunctionMode):
+    """Where work is launched, and none waited for: nobody reads a tensor on the host."""
+
+    reads = frozenset({"cpu", "item", "numpy", "tolist", "__array__", "__bool__", "__float__", "__index__", "__int__"})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        assert name not in self.reads, f"what lies on the device is read on the host, by {name}: that waits for it"
+        return func(*args, **(kwargs or {}))
+
+
+def check_plans_by_launches(
+    cases: Sequence[Case], body: Any, record: Callable[[Callable[[], None]], Callable[[], None]] = lambda step: step
+) -> None:
+    """A plan that is made for the first step, of rows of one token and of the most pages, is refilled for the others
+    and right, where the host is not told of them: buffers of the device alone change, as where a whole step is
+    replayed.
+
+    record: captures the step, and gives what replays it; else it is run again by a host that knows the first step.
+    """
+    first = cases[0]
+    cache, (out, lse) = first.write_history(body), first.outputs()
+    plan = body.plan(first.batch, first.group)
+
+    def step() -> None:
+        with NothingIsRead():
+            assert body.plan(first.batch, first.group, plan) is plan, "plan(out=) gave another plan"
+        first.launch(body, cache, plan, out, lse)
+
+    replay = record(step)
+    for case in cases[1:]:
+        case.write_history(body)
+        first.pool[: len(case.pool)] = case.pool
+        for mine, other in zip(first.tensors(), case.tensors(), strict=True):
+            mine.copy_(other)
+        copy_into(first.batch, case.batch, host=False)
+        out.fill_(torch.nan)
+        if lse is not None:
+            lse.fill_(torch.nan)
+        replay()
+        case.check(out, lse)
+
+
+def copy_into(batch: Any, other: Any, host: bool = True) -> None:
+    """Fill a batch's buffers, of the device and of the host, with another's of the same shapes; `host` False: the
+    device's alone."""
+    for name, value in vars(batch).items():
+        if isinstance(value, torch.Tensor):
+            value.copy_(getattr(other, name))
+        elif isinstance(value, np.ndarray):
+            if host:
+                value[:] = getattr(other, name)
+        else:
+            assert value == getattr(other, name) or name == "num_decodes"
+    if host:
+        batch.num_decodes = other.num_decodes
 
 
 def whole_rows(

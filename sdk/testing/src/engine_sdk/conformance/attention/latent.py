@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +12,15 @@ from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionCard
 from engine.interfaces.platform import CaptureKey
-from engine_sdk.conformance.attention.case import Form, Keys, Rows, batches, check_shares, check_unseen
+from engine_sdk.conformance.attention.case import (
+    Form,
+    Keys,
+    Rows,
+    batches,
+    check_shares,
+    check_unseen,
+    copy_into,
+)
 from engine_sdk.conformance.attention.latent_case import LatentCase, latent_form
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -23,6 +30,8 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 DECODES: Rows = [[0], [15], [16], [37], [5]]
 MIXED: Rows = [[20], [33], range(23), range(17, 40), range(31, 33)]
 """Two decodes, a whole prompt, a later chunk of one, and a short extend."""
+LAUNCHED: list[tuple[Rows, int]] = [([[20], [7], [33]], 0), ([[1], [40]], 1), ([[0], [15], [16]], 0)]
+"""Steps of three rows of one token: the rows, and how many more pad them. The first has the most pages."""
 
 
 class LatentTests:
@@ -221,6 +230,15 @@ class LatentTests:
             case.launch(body, cache, plan, out, lse)
             case.check(out, lse)
 
+    def test_latent_plans_by_launches(self) -> None:
+        """The same of rows of one token, whose new step the host is not told."""
+        me, form = cast(Any, self), latent_form()
+        cases = [
+            self.latent_case(form, rows, len(rows), seed=seed, width=8, padding_rows=padding)
+            for seed, (rows, padding) in enumerate(LAUNCHED)
+        ]
+        me.check_launched(cases)
+
     def test_latent_captured_step(self) -> None:
         """What the platform records of decodes is right for the steps after it, whose rows are longer and elsewhere."""
         self._captured([[[30], [16], [60], [38], [70]], DECODES, [[1], [2], [90], [16], [0]]], 5, ("none",))
@@ -328,15 +346,3 @@ def latent_forms() -> st.SearchStrategy[Form]:
         dtype=st.sampled_from(["float64", "float32"]),
         spare_bytes=st.sampled_from([0, 64]),
     )
-
-
-def copy_into(batch: Any, other: Any) -> None:
-    """Fill a batch's buffers, of the device and of the host, with another's of the same shapes."""
-    for name, value in vars(batch).items():
-        if isinstance(value, torch.Tensor):
-            value.copy_(getattr(other, name))
-        elif isinstance(value, np.ndarray):
-            value[:] = getattr(other, name)
-        else:
-            assert value == getattr(other, name) or name == "num_decodes"
-    batch.num_decodes = other.num_decodes

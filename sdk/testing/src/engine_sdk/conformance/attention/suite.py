@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine.interfaces.latent_attention import LatentAttentionBackend
 from engine.interfaces.platform import STREAM, CaptureKey
+from engine.plugin import Registry
 from engine_sdk.conformance.attention.case import (
     TOLERANCE,
     Case,
@@ -24,14 +25,16 @@ from engine_sdk.conformance.attention.case import (
     Keys,
     Rows,
     batches,
+    check_plans_by_launches,
     check_shares,
     check_unseen,
+    copy_into,
     whole_rows,
 )
 from engine_sdk.conformance.attention.dense import Tree
-from engine_sdk.conformance.attention.latent import LatentTests, LatentThorough, copy_into
+from engine_sdk.conformance.attention.latent import LAUNCHED, LatentTests, LatentThorough
 from engine_sdk.conformance.base import Conformance, not_served
-from engine_sdk.conformance.contexts import require_capture, worker_context
+from engine_sdk.conformance.contexts import platform_card_of, require_capture, worker_context
 from engine_sdk.conformance.timing import median_seconds
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -650,6 +653,38 @@ class AttentionConformance(LatentTests, Conformance):
             case.launch(body, cache, plan, out, lse)
             case.check(out, lse)
 
+    @pytest.mark.parametrize("window", [None, 9])
+    def test_plans_by_launches(self, window: int | None) -> None:
+        """Of a body that says `plans_by_launches`, a plan of rows of one token is right for later steps of which the
+        host is told nothing: whole steps are captured, and it is refilled within."""
+        kind = "full" if window is None else "sliding"
+        form = self.served([Form(kind=kind, window=window, dtype=dtype) for dtype in DTYPES[1:]])[0]
+        cases = [
+            self.case(form, rows, len(rows), seed=seed, width=8, padding_rows=padding)
+            for seed, (rows, padding) in enumerate(LAUNCHED)
+        ]
+        self.check_launched(cases)
+
+    @classmethod
+    def check_launched(cls, cases: Sequence[Case]) -> None:
+        """Plan once and launch these steps; skipped where the body does not say `plans_by_launches`. Where the platform
+        records them, the refill of the plan is recorded with the launch."""
+        body = cls.backend(cases[0].form.dtype)
+        if not getattr(body, "plans_by_launches", False):
+            not_served("its plans are the host's: the body does not say plans_by_launches")
+        recorder = platform_card_of(cls.device, Registry.discover()).recorder
+        if recorder not in cast("type[AttentionCard]", cls.subject().card).captured_by:
+            return check_plans_by_launches(cases, body)
+        platform = worker_context(cls.subject(), cls.device).platform
+        assert platform is not None
+
+        def record(step: Callable[[], None]) -> Callable[[], None]:
+            replay = platform.capture(step, CaptureKey(0, variant=("conformance",)))
+            assert replay is not step, "the platform could not capture the refill, though the card names its recorder"
+            return replay
+
+        check_plans_by_launches(cases, body, record)
+
     @pytest.mark.parametrize("any_rows", [False, True], ids=["decodes", "any rows"])
     def test_captured_step(self, any_rows: bool) -> None:
         """What the platform records of a step is right for the steps after it, whose rows are longer and elsewhere, or
@@ -674,7 +709,7 @@ class AttentionConformance(LatentTests, Conformance):
         for case in cases:
             case.write_history(body)
             pool[: len(case.pool)] = case.pool
-            for mine, other in ((first.q, case.q), (first.new_k, case.new_k), (first.new_v, case.new_v)):
+            for mine, other in zip(first.tensors(), case.tensors(), strict=True):
                 mine.copy_(other)
             copy_into(first.batch, case.batch)
             assert body.plan(first.batch, first.group, plan) is plan

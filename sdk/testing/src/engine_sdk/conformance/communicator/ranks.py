@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -93,6 +94,9 @@ class Ranks:
             assert self._process.stdin is not None and self._process.stdout is not None
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], 3 * LONGEST)[0]:
+                self._process.kill()
+                raise AssertionError(f"the process that forks ranks has not answered for {3 * LONGEST:g} s: {scenario}")
             line = self._process.stdout.readline()
             assert line, "the process that forks ranks has ended"
             answer, ranks = json.loads(line), []
