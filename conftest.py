@@ -31,7 +31,7 @@ TEMPORARY = ("engine", "thread-ranks-", "tmp")
 `tempfile` tries where it can write."""
 
 LONGEST = 300.0
-"""Seconds that a phase of a test may take, unless it is marked `slow` or `gpu`. It takes ten at most on two cores, or
+"""Seconds that a test may take, unless it is marked `slow` or `gpu`. It takes ten at most on two cores, or
 ten times as many examples of three seconds."""
 SAID: list[int] = []
 """The descriptor of standard error, which pytest captures while a test runs."""
@@ -169,7 +169,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         faulthandler.dump_traceback_later(LONGEST, file=SAID[0], exit=True)
 
 
-pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Here pytest stops the clock, for a debugger: what is torn down may wait, too."""
+    if isinstance(node, pytest.Item):
+        pytest_runtest_setup(node)
 
 
 def pytest_unconfigure() -> None:

@@ -3,7 +3,8 @@ but models.
 
 `python docs/generate_matrix.py` takes ten minutes or so; `python docs/generate_matrix.py router evictor` runs the
 suites of these points alone, and leaves the others' tables as they are. The suites are run as the packages' own tests
-have them, so drivers are tested with the options and models that stand there. Exit code 1 where a test fails.
+have them, so drivers are tested with the options and models that stand there. Where a driver cannot be tested here, for
+want of its library or a GPU, its column stays as the page had it, with a note. Exit code 1 where a test fails.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from generate_reference import ROOT, our_drivers
 
 from engine.plugin import POINTS
 from engine_sdk.conformance import SUITES
-from engine_sdk.conformance.matrix import Table, build, render
+from engine_sdk.conformance.matrix import Table, build, keep, render, tables_of
 from engine_sdk.conformance.report import Report, as_json, from_json, run_file
 
 PAGE = ROOT / "docs" / "reference" / "capabilities.md"
@@ -44,6 +45,7 @@ interpreter, on the processor; what they do on a GPU has a column of its own, `o
 SUITE_CLASS = r"(?m)^(?:class Test\w+\(| +.*= type\().*\b({})\b"
 OTHERS = [point for point in POINTS if point != "model"]
 """The points of this page: models have one of their own, by `generate_models.py`."""
+KEPT = "from an earlier run: what it needs was not there when the others were run last"
 LONG = "Thorough"
 """In the names of classes that run for minutes: what they prove, shorter ones have proved in smaller ranges."""
 
@@ -101,8 +103,11 @@ def main() -> int:
         return 0
     if unknown := set(given.points) - set(OTHERS):
         parser.error(f"there is no point {', '.join(sorted(unknown))} on this page")
-    made = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    made, before = sections(page), tables_of(page)
     found = tables(given.jobs, [p for p in OTHERS if not given.points or p in given.points or p not in made])
+    for point in found.keys() & before.keys():
+        keep(point, found[point], before[point], KEPT)
     made |= sections("\n" + render(found, ""))
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join([HEAD, *(made[point] for point in OTHERS)]), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -276,6 +277,38 @@ def test_those_that_are_stopped_leave_when_their_parent_is_killed(tmp_path: Path
             for process, _ in started:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
+
+
+STARTS_ANOTHER = """
+    from engine.process.local import LocalProcess
+    from engine.process.wire import Link, opening
+    if start.text == "another":
+        parent.receive()
+        return 0
+    another = LocalProcess("played_child", opening(Link(), Start("another")), "another", home=parent.directory)
+    parent.send(Said(str(another.pid)))
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux names other first processes than its own")
+def test_one_that_this_process_inherits_ends_with_its_parent(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's first process does: those of a child that was killed, stopped ones too, and nobody else."""
+    monkeypatch.setattr(local, "LEAVE_SECONDS", 0.1)
+    child, other = play(STARTS_ANOTHER), play(STARTS_ANOTHER)
+    inherited, others = (psutil.Process(int(hear(one))) for one in (child, other))
+    prctl, subreaper = ctypes.CDLL(None).prctl, 36
+    assert prctl(subreaper, 1) == 0
+    try:
+        for process in (inherited, others):
+            process.suspend()
+        os.kill(child.pid, signal.SIGKILL)
+        assert "ended while running; signal 9" in str(death(child))
+        assert not psutil.pid_exists(inherited.pid), "it was not reaped"
+        assert others.status() == psutil.STATUS_STOPPED and other.alive
+    finally:
+        prctl(subreaper, 0)
+        others.resume()
 
 
 def test_a_directory_that_is_removed_takes_no_more_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,18 +14,19 @@ using nb::literals::operator""_a;
 namespace engine_cpu {
 namespace {
 
-// Kernels of one level, threads, and the memory that they compute in. Logits are float32 [rows, vocab].
+// Kernels of one level, threads, and the memory that they compute in. Logits are [rows, vocab], float32 but for sample.
 class Sampling {
 public:
     Sampling(const std::string& level, int threads) : kernels_(kernels(level)), threads_(threads), scratch_(threads) {}
 
-    void sample(std::uintptr_t logits, std::size_t stride, std::size_t rows, std::size_t vocab,
+    void sample(int dtype, std::uintptr_t logits, std::size_t stride, std::size_t rows, std::size_t vocab,
                 std::uintptr_t temperature, std::uintptr_t top_k, std::uintptr_t top_p, std::uintptr_t min_p,
-                std::uintptr_t seed, std::uintptr_t position, std::uintptr_t out) {
+                std::uintptr_t seed, std::uintptr_t position, std::uintptr_t out, std::uintptr_t broken) {
         run("sample", kernels_.sample,
-            Sample{{at<float>(logits), stride, rows, vocab}, at<const float>(temperature),
+            Sample{static_cast<DType>(dtype), at(logits), stride, rows, vocab, at<const float>(temperature),
                    at<const std::int32_t>(top_k), at<const float>(top_p), at<const float>(min_p),
-                   at<const std::int64_t>(seed), at<const std::int64_t>(position), at<std::int32_t>(out)});
+                   at<const std::int64_t>(seed), at<const std::int64_t>(position), at<std::int32_t>(out),
+                   at<std::uint8_t>(broken)});
     }
     void logprobs(std::uintptr_t logits, std::size_t stride, std::size_t rows, std::size_t vocab,
                   std::uintptr_t tokens, std::size_t k, std::uintptr_t chosen, std::uintptr_t rank,

@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "kernels.h"
+
 namespace engine_cpu {
 
 // Rows of float32, `stride` elements apart.
@@ -15,9 +17,12 @@ struct Logits {
     std::size_t stride, rows, vocab;
 };
 
-// out [rows]: a token of each row; see the interface for the parameters.
+// out [rows]: a token of each row of x [rows, vocab], `stride` elements apart; see the interface for the parameters.
+// broken [rows]: whether it holds a NaN.
 struct Sample {
-    Logits logits;
+    DType dtype;
+    const void* x;
+    std::size_t stride, rows, vocab;
     const float* temperature;
     const std::int32_t* top_k;
     const float* top_p;
@@ -25,6 +30,7 @@ struct Sample {
     const std::int64_t* seed;
     const std::int64_t* position;
     std::int32_t* out;
+    std::uint8_t* broken;
 };
 
 // Of each row and its token: the log probability, the token's rank, and the k most likely tokens with theirs [rows, k].

@@ -124,6 +124,16 @@ def drawn_by_reference(row: Row) -> torch.Tensor:
     return REFERENCE.sample(*many_draws(row))
 
 
+def test_logits_of_16_bits_are_drawn_from_as_they_are(ops: Any) -> None:
+    """What is drawn from them in float32; and no such copy, which the start's memory profile would not see, is kept."""
+    logits = torch.randn(64, 3000).bfloat16()
+    rows = rows_of([(0.0, 0, 1.0, 0.0), (0.7, 40, 0.9, 0.1)] * 32, list(range(64)), [3] * 64)
+    tokens, broken = ops.draw(logits, rows)
+    assert torch.equal(tokens, ops.sample(logits.float(), rows)) and not broken.any()
+    held = [one for one in vars(ops).values() if isinstance(one, torch.Tensor)]
+    assert sum(one.numel() for one in held) < 3000
+
+
 def test_draws_follow_the_distribution(ops: Any) -> None:
     """Chi-square over 20,000 draws; tokens outside the filters never come."""
     logits, n = np.random.default_rng(3).normal(size=24).astype(np.float32) * 0.8, 20_000

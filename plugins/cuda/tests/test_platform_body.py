@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from engine.interfaces.ops import StepTables
+from engine.interfaces.ops import OpsCard, StepTables
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
 from engine.types.parallel import Parallel
 from engine.types.start import Seat
-from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts, most_mixed
+from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts, most_mixed, unrecorded
 from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
@@ -334,7 +335,7 @@ def body(monkeypatch: pytest.MonkeyPatch) -> CudaPlatformBody:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
     made = object.__new__(CudaPlatformBody)
     more = {"mode": "auto", "whole": True, "asked_buckets": (1, 2, 4), "asked_mixed": "never", "max_num_seqs": 4}
-    more |= {"most_drafts": 0, "ranks": 1, "outside": 0, "device": torch.device("cpu")}
+    more |= {"unrecorded": [], "most_drafts": 0, "ranks": 1, "outside": 0, "device": torch.device("cpu")}
     for name, value in more.items():
         setattr(made, f"_{name}", value)
     return made
@@ -395,3 +396,30 @@ def test_kernels_that_are_compiled_late(monkeypatch: pytest.MonkeyPatch, caplog:
     assert not late.serving
     knobs.compilation.listener(src=source, times=None, cache_hit=False, **given)
     assert heard[3:] == ["tile"]
+
+
+class FarOps(OpsCard):
+    """What it launches is seen by nobody."""
+
+    captured_by = frozenset()
+
+
+def test_draws_that_no_graph_holds_speak_against_whole_steps(body: CudaPlatformBody) -> None:
+    """The model's own operations are asked about where steps are captured at all."""
+    start: Any = SimpleNamespace(
+        choices=[
+            SimpleNamespace(point=point, kind=kind, driver=driver, value=value)
+            for point, kind, driver, value in (
+                ("ops", "linear", "far", "test_platform_body:FarOps"),
+                ("ops", "draw", "far", "test_platform_body:FarOps"),
+                ("ops", "place_tokens", "far", "test_platform_body:FarOps"),
+                ("ops", "prepare_inputs", "near", "engine.interfaces.ops:OpsCard"),
+                ("attention", "draw", "far", "test_platform_body:FarOps"),
+            )
+        ]
+    )
+    body._unrecorded = unrecorded(start)
+    body._mode = "always"
+    why = re.escape("ops 'far' (draw, place_tokens) is not recorded by 'stream'; start with")
+    with pytest.raises(ConfigError, match=why):
+        body.whole_steps(None, None, None, [])  # type: ignore[arg-type]

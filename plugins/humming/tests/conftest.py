@@ -13,4 +13,4 @@ sys.path[:0] = [
     str(_ROOT / "quantization" / "tests"),
     str(_ROOT / "reference" / "tests" / "parity"),
 ]
-import_kernels("engine_cuda.ops_triton", "engine_humming")  # noqa: F405
+import_kernels("engine_cuda.ops_triton", "engine_humming", "engine_quantization")  # noqa: F405

@@ -7,18 +7,21 @@ import importlib.util
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import humming_double
 import pytest
 from written import CASES
 
-from engine.interfaces.quantization import QuantizationNeed
+from engine.interfaces.quantization import KINDS, QuantizationNeed
+from engine.plugin import Registry
 from engine_cuda.gpu import Gpu, Gpus, TorchBuild
 from engine_cuda.machine import Machine
 from engine_humming import card, installed
 from engine_humming.card import Humming
 from engine_humming.installed import Facts
+from engine_kit.stored_weights import who_reads
 
 SIGNATURES: dict[str, str] = json.loads((Path(__file__).parent / "signatures.json").read_text())
 """By module and name, as `ast` writes what stands in the wheel's sources without annotations."""
@@ -26,7 +29,7 @@ SIGNATURES: dict[str, str] = json.loads((Path(__file__).parent / "signatures.jso
 
 def need(name: str = "awq", **changes: Any) -> QuantizationNeed:
     facts: dict[str, Any] = {"kind": "linear", "dtype": "bfloat16", "stored_dtype": "bfloat16", "device": "cuda"}
-    return QuantizationNeed(**facts | changes, stored=CASES[name].stored)
+    return QuantizationNeed(**facts | {"stored": CASES[name].stored} | changes)
 
 
 @pytest.fixture
@@ -55,6 +58,14 @@ def test_what_is_served(machine: Any, name: str) -> None:
     [
         ((9, 0), {"name": "nf4"}, {}, "stand for numbers of a table"),
         ((9, 0), {"name": "mxfp4", "dtype": "float16"}, {}, "range of MXFP4's scales"),
+        (
+            (9, 0),
+            {"stored": CASES["gptq"].stored | {"group_size": 24}},
+            {},
+            "24 inputs share a scale, which is no",
+        ),
+        ((9, 0), {"name": "gptq ordered", "kind": "expert"}, {}, "in an order of their own (g_idx)"),
+        ((9, 0), {"name": "w4a16 ordered", "kind": "expert"}, {}, "in an order of their own (g_idx)"),
         ((9, 0), {"dtype": "float32"}, {}, "dtype float32 is not one of bfloat16, float16"),
         ((7, 5), {}, {}, "needs compute capability 8.0 or later, the GPU has 7.5"),
         ((9, 0), {}, {"version": ""}, "humming-kernels is not installed"),
@@ -67,6 +78,18 @@ def test_what_is_not(machine: Any, capability: Any, changes: Any, more: Any, wor
     machine(capability, **more)
     (reason,) = Humming.unsupported(need(**changes))
     assert word in reason
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("gptq", "humming"), ("gptq ordered", "stored-triton")])
+def test_who_reads_experts(machine: Any, name: str, chosen: str) -> None:
+    """Of those that are installed, where nobody names one: what the library does not take is not found out at load."""
+    machine()
+    asks = {kind: need(name, kind=kind) for kind in KINDS}
+    facts = SimpleNamespace(
+        model=SimpleNamespace(config={"quantization_config": CASES[name].stored}),
+        implementation=SimpleNamespace(candidate=None),
+    )
+    assert who_reads(facts, asks, Registry.discover()) == chosen
 
 
 def test_turing_multiplies_float16(machine: Any) -> None:

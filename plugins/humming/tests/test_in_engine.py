@@ -6,24 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import humming_double
-import numpy as np
 import pytest
+from by_library import hold_engine
 from checkpoints import Checkpoints
-from test_engine import GPT_OSS, MOE, SETTINGS, SIZES, scores, tokens, with_default_head, write
+from test_engine import GPT_OSS, MOE, SIZES, with_default_head, write
 from written import CASES
 
-from engine import LLM, SamplingParams
 from engine_humming import card
 from engine_humming.installed import Facts
 
 NEAR = 0.15
 """Of log probabilities: experts' projections are rounded to bfloat16 in another order than one by one."""
-
-
-def answers(folder: Path) -> list[Any]:
-    greedy = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, prompt_logprobs=1)
-    with LLM(model=folder, dtype="bfloat16", **SETTINGS) as llm:
-        return llm.generate(["Once upon a time"], greedy, use_tqdm=False)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +46,8 @@ def test_from_files_to_tokens(
     stored, _ = write(checkpoints(architecture, **sizes), tmp_path, with_default_head(CASES[name]))
     monkeypatch.setattr(card, "facts", lambda: Facts("0.1.20"))
     humming_double.install(monkeypatch)
-    found = answers(stored)
-    kinds = {kind for _, kind, _ in humming_double.calls}
     experts = architecture != "LlamaForCausalLM"
+    near = NEAR if experts else 0.0
+    hold_engine(stored, monkeypatch, card.Humming, "humming_oracle:OracleBody", 5, near)
+    kinds = {kind for _, kind, _ in humming_double.calls}
     assert "grouped_contiguous" in kinds if experts else kinds == {"dense"}
-    monkeypatch.setattr(card.Humming, "body", "humming_oracle:OracleBody")
-    expected = answers(stored)
-    assert tokens(found) == tokens(expected)
-    assert np.abs(scores(found) - scores(expected)).mean() <= (NEAR if experts else 0.0)

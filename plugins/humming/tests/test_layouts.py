@@ -126,12 +126,23 @@ def test_experts(name: str) -> None:
         ("llm.int8", 128, 256, torch.float16, "smaller than float16 holds exactly"),
     ],
 )
-def test_what_is_refused(name: str, outputs: int, inputs: int, dtype: torch.dtype, says: str) -> None:
-    shape, tensors, _ = written(name, outputs, inputs)
+def test_what_the_library_does_not_take(
+    caplog: pytest.LogCaptureFixture, name: str, outputs: int, inputs: int, dtype: torch.dtype, says: str
+) -> None:
+    """Is multiplied by the other driver's kernels, which is told; an expert is refused."""
+    shape, tensors, meant = written(name, outputs, inputs)
     if "SCB" in tensors:
         tensors["SCB"] = tensors["SCB"] * 2.0**-10
+        meant = meant * 2.0**-10
+    made = body(name, dtype)
+    packed, x = made.pack(shape, tensors), rows(3, inputs).to(dtype)
+    assert made.pack(shape, tensors) is not packed and not humming_double.calls
+    near(made.linear(x, packed), x.double() @ meant.T)
+    assert 0 < made.packed_bytes(packed) < meant.numel() * 4
+    (told,) = caplog.messages
+    assert "layer is multiplied by 'stored-triton', not by Humming" in told and says in told
     with pytest.raises(ConfigError, match=says):
-        body(name, dtype).pack(shape, tensors)
+        made.pack(shape._replace(kind="expert"), tensors)
 
 
 def test_experts_are_held_to_their_codes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,20 @@ import pytest
 
 import engine_sdk.conformance as kit
 from engine_sdk.conformance.capabilities import CAPABILITIES, FORM, row_of
-from engine_sdk.conformance.matrix import NO, NOT_RUN, PART, UNTESTED, YES, build, read, render, verdict
+from engine_sdk.conformance.matrix import (
+    NO,
+    NOT_RUN,
+    PART,
+    UNTESTED,
+    YES,
+    Cell,
+    build,
+    keep,
+    read,
+    render,
+    tables_of,
+    verdict,
+)
 from engine_sdk.conformance.report import DriverUnderTest, Report, Result, as_json, from_json, run_driver, run_file
 
 PASSED = Result("TestMine", "test_decode[float32]", "passed")
@@ -54,6 +67,28 @@ def test_a_page_can_be_read_again() -> None:
     assert said["attention"]["captured and replayed decode steps", "mine"] == UNTESTED
     assert said["attention"]["logits soft cap", "mine, level wide"] == UNTESTED
     assert NOT_RUN in text and "sinks are not served" in text
+
+
+def test_what_cannot_be_tested_here_stays_as_the_page_had_it() -> None:
+    """And says so; what was tested again does not. The page has all that it was made of."""
+    names = {"attention": ["mine", "other"]}
+    noted = Result("TestMine", "test_sinks[None]", "skipped", "no_sinks *here* <yet> [1]", not_served=True)
+    page = render(build([report_of(PASSED, noted), report_of(PASSED, noted, level="wide")], names), "")
+    before = tables_of("\n" + page)["attention"]
+    assert render({"attention": before}, "") == page
+    before.cells["as it was called once", "mine"] = Cell(YES)
+    card = Result("TestMine", "test_card_is_light", "passed")
+    decode, sinks = (("decode, prefill and both in one batch, float32", "mine"), ("attention sinks", "mine"))
+    for now, columns in ((report_of(card, MISSING), 1), (Report(), 2), (report_of(PASSED), 1)):
+        table = build([now], names)["attention"]
+        keep("attention", table, before, "kept")
+        assert table.columns == [*before.columns[:columns], "other"]
+        assert "as it was called once" not in table.rows("attention")
+        if now.of("passed") == [PASSED]:
+            assert table.cells == {decode: Cell(YES)}
+        else:
+            assert table.cells[decode] == (YES, ("kept",))
+            assert table.cells[sinks] == (NO, ("no_sinks *here* <yet> [1]", "kept"))
 
 
 def test_a_device_that_others_stand_in_for_is_named() -> None:

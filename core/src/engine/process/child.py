@@ -270,8 +270,8 @@ class Child(Generic[T]):
     def _ended(self) -> EngineDeadError:
         code, how = self.code, self.describe()
         state = "running" if self.ready else "starting"
+        self.kill()  # or what it has left
         if code is None:
-            self.kill()
             if self._outbox is not None and not self._outbox.made:
                 how += f"; no connection to {self._outbox.address} could be made"
             remedy = "its machine may have gone, or the network: look there, and start it again"

@@ -113,15 +113,21 @@ class LocalProcess:
                 time.sleep(STACK_SECONDS)
             with contextlib.suppress(psutil.Error):
                 children = psutil.Process(self.pid).children(recursive=True)
+        else:  # this process, where it is its system's first, has inherited those whose directories lie in the child's
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    if f"{self.directory}/" in " ".join(child.cmdline()):
+                        children.append(child)
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
         until = time.monotonic() + LEAVE_SECONDS
-        while (children := [child for child in children if not _ended(child)]) and time.monotonic() < until:
+        while not all(map(_ended, children)) and time.monotonic() < until:
             time.sleep(ENDED_SECONDS)
         for child in children:
             with contextlib.suppress(psutil.Error):
                 child.kill()
+                child.wait(ENDED_SECONDS)  # nobody else reaps what this process has inherited
 
     def describe(self) -> str:
         code = self.poll()

@@ -1,6 +1,7 @@
 // Drawing tokens from logits without sorting them, and what is done to logits before and beside it.
 //
-// A row is gone through in order of its tokens: the largest logit; the weights exp((x - largest) / temperature). For
+// A row is gone through in order of its tokens, in pieces that a cache holds in float32: the largest logit, and whether
+// all are numbers; the weights exp((x - largest) / temperature). For
 // top_k and top_p the tokens that are at all likely are gathered, and counted and added up in bins by the logarithm of
 // the weight, from the largest down: the bin in which the filter is reached is the only one that is sorted. Only where
 // the likely ones do not reach it are all tokens gathered.
@@ -8,7 +9,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
+#include "levels/convert.h"
 #include "levels/lanes.h"
 #include "levels/table.h"
 #include "parallel.h"
@@ -17,6 +20,7 @@ namespace engine_cpu::ENGINE_CPU_LEVEL {
 namespace {
 
 using Place = SamplingScratch::Place;
+constexpr std::size_t PIECE = 1024;       // logits that are widened together
 constexpr std::size_t CHUNK = 512;        // tokens whose weights are added up together
 constexpr std::size_t BINS = 2048;        // the last one is for all that is smaller
 constexpr float BINS_A_UNIT = 64.0f;      // of (largest - x) / temperature
@@ -41,11 +45,41 @@ float largest_of(const float* x, std::size_t n) {
     return found;
 }
 
-// The first of the largest.
-std::int32_t argmax(const float* x, std::size_t n) {
-    const float top = largest_of(x, n);
-    const float* found = std::find(x, x + n, top);
-    return found == x + n ? 0 : static_cast<std::int32_t>(found - x);  // all NaN
+// Calls f(piece, first, count) for the logits x[first] .. x[first + count - 1] in float32, in order.
+template <typename T, typename F>
+void in_pieces(const T* x, std::size_t n, F&& f) {
+    float wide[PIECE];
+    for (std::size_t first = 0; first < n; first += PIECE) {
+        const std::size_t count = std::min(PIECE, n - first);
+        if constexpr (std::is_same_v<T, float>) {
+            f(x + first, first, count);
+        } else {
+            for (std::size_t i = 0; i < count; ++i) wide[i] = widen(x[first + i]);
+            f(static_cast<const float*>(wide), first, count);
+        }
+    }
+}
+
+struct Top {
+    float logit = -INFINITE;
+    std::int32_t token = 0;  // the first of the largest; any beside NaN
+    bool nan = false;
+};
+
+template <typename T>
+Top top_of(const T* x, std::size_t n) {
+    Top top;
+    in_pieces(x, n, [&top](const float* piece, std::size_t first, std::size_t count) {
+        std::uint32_t nan = 0;
+        for (std::size_t i = 0; i < count; ++i) nan |= (to_bits(piece[i]) & 0x7fffffffu) > 0x7f800000u;
+        top.nan |= nan != 0;
+        const float largest = largest_of(piece, count);
+        if (!(largest > top.logit)) return;
+        top.logit = largest;
+        const float* found = std::find(piece, piece + count - 1, largest);
+        top.token = static_cast<std::int32_t>(first + static_cast<std::size_t>(found - piece));
+    });
+    return top;
 }
 
 // weights[i] = exp((x[i] - top) / temperature)
@@ -166,21 +200,22 @@ private:
 };
 
 // The tokens whose weights are `cut` or more, in order of their ids.
-void gather(const float* x, const float* weights, std::size_t n, float cut, std::vector<Candidate>& found) {
+template <typename T>
+void gather(const T* x, const float* weights, std::size_t n, float cut, std::vector<Candidate>& found) {
     constexpr std::size_t PART = 64;
     found.clear();
     for (std::size_t begin = 0; begin < n; begin += PART) {
         const std::size_t end = std::min(n, begin + PART);
         if (largest_of(weights + begin, end - begin) < cut) continue;
         for (std::size_t i = begin; i < end; ++i)
-            if (weights[i] >= cut) found.push_back({x[i], weights[i], static_cast<std::int32_t>(i)});
+            if (weights[i] >= cut) found.push_back({widen(x[i]), weights[i], static_cast<std::int32_t>(i)});
     }
 }
 
 // Keeps what top_k and top_p leave of the candidates, which are all tokens whose weights are `cut` or more. False where
 // others would have to be looked at.
 bool filter(const Sample& a, std::size_t row, float top, float cut, float floor, Place& place) {
-    const std::size_t n = a.logits.vocab, k = static_cast<std::size_t>(std::max(a.top_k[row], 0));
+    const std::size_t n = a.vocab, k = static_cast<std::size_t>(std::max(a.top_k[row], 0));
     auto& candidates = place.candidates;
     const bool limited = k > 0 && k < n, nucleus = a.top_p[row] < 1.0f;
     if (limited && cut > 0.0f && candidates.size() < k) return false;
@@ -213,25 +248,29 @@ bool filter(const Sample& a, std::size_t row, float top, float cut, float floor,
     return true;
 }
 
+template <typename T>
 std::int32_t sample_row(const Sample& a, std::size_t row, Place& place) {
     constexpr float LIKELY = 1e-6f;  // weights, of the largest: those below are seldom kept by top_k or top_p
-    const std::size_t n = a.logits.vocab;
-    const float* x = a.logits.data + row * a.logits.stride;
+    const std::size_t n = a.vocab;
+    const T* x = static_cast<const T*>(a.x) + row * a.stride;
     const float temperature = a.temperature[row];
-    if (!(temperature > 0.0f)) return argmax(x, n);
-    const float top = largest_of(x, n);
+    const Top top = top_of(x, n);
+    a.broken[row] = top.nan;
+    if (!(temperature > 0.0f)) return top.token;
     place.weights.resize(n);
     float* weights = place.weights.data();
-    weigh(x, n, top, temperature, weights);
+    in_pieces(x, n, [=](const float* piece, std::size_t first, std::size_t count) {
+        weigh(piece, count, top.logit, temperature, weights + first);
+    });
     const double u = uniform(a.seed[row], a.position[row], 0);
     const float floor = a.min_p[row] * POWERS[0];  // which is the largest weight
     const bool limited = a.top_k[row] > 0 && static_cast<std::size_t>(a.top_k[row]) < n;
     if (limited || a.top_p[row] < 1.0f) {
         auto& kept = place.candidates;
         gather(x, weights, n, LIKELY, kept);
-        if (!filter(a, row, top, LIKELY, floor, place)) {
+        if (!filter(a, row, top.logit, LIKELY, floor, place)) {
             gather(x, weights, n, 0.0f, kept);
-            filter(a, row, top, 0.0f, floor, place);
+            filter(a, row, top.logit, 0.0f, floor, place);
         }
         double total = 0, running = 0;
         for (const Candidate& candidate : kept) total += static_cast<double>(candidate.weight);
@@ -340,8 +379,8 @@ void apply_bitmask(const Bitmask& a, int threads) {
 }
 
 void sample(const Sample& a, SamplingScratch& scratch, int threads) {
-    for_rows(a.logits.rows, a.logits.vocab, scratch, threads,
-             [&](std::size_t row, Place& place) { a.out[row] = sample_row(a, row, place); });
+    const auto row = a.dtype == DType::bfloat16 ? sample_row<bf16> : sample_row<float>;
+    for_rows(a.rows, a.vocab, scratch, threads, [&](std::size_t i, Place& place) { a.out[i] = row(a, i, place); });
 }
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

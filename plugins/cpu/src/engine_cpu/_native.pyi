@@ -375,14 +375,16 @@ def uniform(seed: int, position: int, purpose: int) -> float:
     """The engine's random number in [0, 1), see `engine.interfaces.ops`. seed: the bits of the uint64."""
 
 class Sampling:
-    """Kernels of one level, threads, and the memory that they compute in. Logits are float32 [rows, vocab]; strides
-    count elements. Tensors have the dtypes of `engine.interfaces.ops`; indices are int64, counts int32."""
+    """Kernels of one level, threads, and the memory that they compute in. Logits are [rows, vocab], float32 but for
+    `sample`; strides count elements. Tensors have the dtypes of `engine.interfaces.ops`; indices are int64, counts
+    int32."""
 
     def __init__(self, level: str, threads: int) -> None:
         """Raises ValueError where there is no such level."""
 
     def sample(
         self,
+        dtype: int,
         logits: int,
         stride: int,
         rows: int,
@@ -394,6 +396,7 @@ class Sampling:
         seed: int,
         position: int,
         out: int,
+        broken: int,
     ) -> None: ...
     def logprobs(
         self,

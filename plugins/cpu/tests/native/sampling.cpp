@@ -55,10 +55,10 @@ std::vector<double> filtered(const float* x, std::size_t n, const Filter& filter
     return weights;
 }
 
-void test_sample(const Kernels& kernels, std::size_t vocab, Random& random) {
+void test_sample(const Kernels& kernels, DType dtype, std::size_t vocab, Random& random) {
     constexpr std::size_t ROWS = 12;
     const std::size_t stride = vocab + 3;
-    Array logits(DType::float32, ROWS * stride);
+    Array logits(dtype, ROWS * stride);
     for (const Filter& filter : FILTERS) {
         for (std::size_t row = 0; row < ROWS; ++row)
             for (std::size_t i = 0; i < vocab; ++i) logits.set(row * stride + i, 3 * random.normal());
@@ -70,17 +70,25 @@ void test_sample(const Kernels& kernels, std::size_t vocab, Random& random) {
             position[row] = static_cast<std::int64_t>(random.below(5000));
         }
         std::int32_t tokens[ROWS], again[ROWS];
+        std::uint8_t broken[ROWS];
         SamplingScratch scratch(2);
-        auto* data = static_cast<float*>(logits.data());
         const auto draw = [&](std::size_t rows, std::int32_t* out, int threads) {
-            kernels.sample({{data, stride, rows, vocab}, temperature.data(), top_k.data(), top_p.data(), min_p.data(), seed,
-                            position, out}, scratch, threads);
+            kernels.sample({dtype, logits.data(), stride, rows, vocab, temperature.data(), top_k.data(), top_p.data(),
+                            min_p.data(), seed, position, out, broken}, scratch, threads);
         };
         draw(ROWS, tokens, 2);
+        expect(std::count(broken, broken + ROWS, 0) == ROWS, "sample: numbers taken for NaN");
         draw(5, again, 1);
         expect(std::equal(again, again + 5, tokens), "sample: rows depend on the others");
+        const double last = logits[3 * stride + vocab - 1];
+        logits.set(3 * stride + vocab - 1, NAN);
+        draw(5, again, 1);
+        expect(broken[3] == 1 && again[3] >= 0 && static_cast<std::size_t>(again[3]) < vocab, "sample: NaN not seen");
+        logits.set(3 * stride + vocab - 1, last);
         for (std::size_t row = 0; row < ROWS; ++row) {
-            const float* x = data + row * stride;
+            std::vector<float> numbers(vocab);
+            for (std::size_t i = 0; i < vocab; ++i) numbers[i] = static_cast<float>(logits[row * stride + i]);
+            const float* x = numbers.data();
             const auto token = static_cast<std::size_t>(tokens[row]);
             expect(token < vocab, "sample: token %zu of %zu", token, vocab);
             if (token >= vocab) continue;
@@ -179,7 +187,7 @@ void test_edits(const Kernels& kernels, std::size_t vocab, Random& random) {
 void test_sampling(const Kernels& kernels) {
     Random random(4);
     for (const std::size_t vocab : {65, 1037, 5003}) {
-        test_sample(kernels, vocab, random);
+        for (const DType dtype : {DType::float32, DType::bfloat16}) test_sample(kernels, dtype, vocab, random);
         test_logprobs(kernels, vocab, random);
         test_edits(kernels, vocab, random);
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from engine.interfaces.quantization import LayerShape
 from engine.types.errors import ConfigError
 from engine_cuda.ops_triton.experts import Experts
+from engine_humming.card import LEAST_GROUP, takes_groups
 from engine_humming.form import Scheme, in_form, symmetric
 from engine_kit.by_expert import Spread
 from engine_kit.libraries import loaded
@@ -18,9 +20,12 @@ from engine_quantization.body import ReadsStored
 from engine_quantization.order import in_order, refused
 from engine_quantization.readers import Codes, taken_apart
 from engine_quantization.trial import ExpertsTrial, hold_to, product
+from engine_quantization.triton_body import TritonBody
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
+
+log = logging.getLogger(__name__)
 
 LIBRARY = "Humming"
 MODULES = ("humming.schema", "humming.transform", "humming.forward")
@@ -28,7 +33,6 @@ UNIT = 8
 """Inputs and outputs that a layer has a multiple of: a row is whole 16 bytes, codes for zero are whole words."""
 PADDED = 128
 """Outputs and inputs of a tile, up to a multiple of which the library fills a layer up."""
-LEAST_GROUP = 16
 LOCKS = 2048
 """Words in which the library's programs tell each other where they are; each layer has its own, as it asks for."""
 SMALLEST = 2.0**-14
@@ -119,15 +123,24 @@ class HummingBody(ReadsStored):
         self._device = context.device
         self._library = load()
         self._act = Experts()
+        self._others = TritonBody(context)
+        self._told: set[str] = set()
         self._tried: set[Any] = set()
         self._held_experts = False
 
-    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Layer | OneExpert:
-        """In the library's form. Raises ConfigError for sizes that it does not take."""
+    def pack(self, layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """In the library's form; one that it does not take as `stored-triton` has it. Raises ConfigError for an expert
+        that it does not take: those of a layer are multiplied together."""
         form = self._form(layer)
         codes, bias = taken_apart(layer, form, tensors)
         codes, order = in_order(codes)
-        self._check(layer, codes)
+        if why := self._why_not(codes):
+            if layer.kind == "expert":
+                raise refused(layer, why)
+            if why not in self._told:
+                log.warning("%s is multiplied by 'stored-triton', not by %s: %s", ", ".join(layer.names), LIBRARY, why)
+            self._told.add(why)
+            return self._others.pack(layer, tensors)
         bias = None if bias is None else bias.to(self._dtype, copy=True)
         powers = form.reader == "mxfp4"
         if layer.kind == "expert":
@@ -138,15 +151,16 @@ class HummingBody(ReadsStored):
         self._try(layer, codes, bias, scheme, packed)
         return packed
 
-    def _check(self, layer: LayerShape, codes: Codes) -> None:
+    def _why_not(self, codes: Codes) -> str:
         (outputs, inputs), groups, size = codes.codes.shape, codes.scales.shape[1], codes.group_size
         if outputs % UNIT or inputs % UNIT:
-            raise refused(layer, f"it has {outputs} outputs and {inputs} inputs, which are no multiples of {UNIT}")
-        if groups > 1 and (size < LEAST_GROUP or size & size - 1 or inputs % size):
+            return f"it has {outputs} outputs and {inputs} inputs, which are no multiples of {UNIT}"
+        if groups > 1 and (not takes_groups(size) or inputs % size):
             why = f"{size} of its {inputs} inputs share a scale; the library takes whole groups, of a power of two"
-            raise refused(layer, f"{why} from {LEAST_GROUP} on")
+            return f"{why} from {LEAST_GROUP} on"
         if self._dtype == torch.float16 and bool(((codes.scales != 0) & (codes.scales.abs() < SMALLEST)).any()):
-            raise refused(layer, "some of its scales are smaller than float16 holds exactly; --dtype bfloat16 does")
+            return "some of its scales are smaller than float16 holds exactly; --dtype bfloat16 does"
+        return ""
 
     def _made(
         self,
@@ -186,8 +200,10 @@ class HummingBody(ReadsStored):
             self._multiply(torch.zeros(1, sizes[1], dtype=self._dtype, device=codes.codes.device), packed)
         self._tried |= {scheme, (scheme, sizes)}
 
-    def packed_bytes(self, packed: Layer | OneExpert) -> int:
+    def packed_bytes(self, packed: Any) -> int:
         """Codes, scales, zeros and bias, with their padding; locks, and what says how inputs are ordered."""
+        if not isinstance(packed, Layer | OneExpert):
+            return self._others.packed_bytes(packed)
         if isinstance(packed, OneExpert):
             if packed.codes is None:
                 return packed.joined_bytes if packed.alone is None else self.packed_bytes(packed.alone)
@@ -198,8 +214,10 @@ class HummingBody(ReadsStored):
         order = 0 if packed.order is None else packed.order.nbytes
         return order + sum(tensor.nbytes for tensor in packed.tensors.values())
 
-    def linear(self, x: torch.Tensor, packed: Layer | OneExpert) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """x [T, I] -> [T, O] in x's dtype."""
+        if not isinstance(packed, Layer | OneExpert):
+            return self._others.linear(x, packed)
         if isinstance(packed, OneExpert):
             packed = self._alone(packed)
         return self._multiply(x if packed.order is None else x.index_select(1, packed.order), packed)

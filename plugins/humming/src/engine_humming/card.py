@@ -9,10 +9,17 @@ from engine.interfaces.quantization import QuantizationNeed, Rounding
 from engine_humming.installed import DISTRIBUTION, READ, facts
 from engine_kit.libraries import install_line, why_not_installed
 from engine_quantization.cards import Stored
-from engine_quantization.methods import Bitsandbytes, Mxfp4, method_of
+from engine_quantization.methods import Bitsandbytes, Form, Mxfp4, method_of
 
 DTYPES = {"bfloat16": (8, 0), "float16": (7, 5)}
 """Of activations, and the least compute capability that multiplies them."""
+LEAST_GROUP = 16
+LAYERS = {
+    "linear": "model.layers.0.mlp.up_proj",
+    "head": "lm_head",
+    "expert": "model.layers.0.mlp.experts.0.up_proj",
+}
+"""A name of each kind: how a layer is stored a method says by its name."""
 NEAR = 2.0**-8
 """How far a weight moves, of its size: scales take the dtype of activations."""
 
@@ -41,6 +48,7 @@ class Humming(Stored):
                 found.append("the library has no product for codes that stand for numbers of a table (nf4, fp4)")
             if isinstance(method, Mxfp4) and need.dtype == "float16":
                 found.append("float16 does not hold the range of MXFP4's scales; it takes bfloat16")
+            found += _form_reasons(method.form(LAYERS[need.kind], need.kind), need.kind)
         if need.dtype not in DTYPES:
             found.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
         return [*found, *_machine_reasons(need.device, DTYPES.get(need.dtype, (0, 0)))]
@@ -51,6 +59,21 @@ class Humming(Stored):
             f"it computes with {DISTRIBUTION} {facts().version}, which compiles its kernels by {facts().compiler}",
             "it was tested against a double of the library alone, and never run on a GPU",
         ]
+
+
+def _form_reasons(form: Form | None, kind: str) -> list[str]:
+    """Of most layers of the kind; what the library does not take of single ones shows while they are loaded."""
+    found = []
+    if form is not None and form.group and not takes_groups(form.group):
+        found.append(f"{form.group} inputs share a scale, which is no power of two from {LEAST_GROUP} on")
+    if form is not None and form.ordered and kind == "expert":
+        found.append("experts' groups of inputs follow one another in an order of their own (g_idx)")
+    return found
+
+
+def takes_groups(size: int) -> bool:
+    """Whether the library has a product for so many inputs that share a scale."""
+    return size >= LEAST_GROUP and not size & size - 1
 
 
 def _machine_reasons(device: str, capability: tuple[int, int]) -> list[str]:

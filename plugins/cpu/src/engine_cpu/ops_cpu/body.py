@@ -21,7 +21,6 @@ from engine_cpu.packed_experts import ExpertProducts
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
-    from engine.interfaces.ops import SamplingRows
     from engine_cpu.ops_cpu.card import CpuOpsOptions
 
 
@@ -42,18 +41,9 @@ class CpuOpsBody(Rows, Elementwise, States, Experts, Adapters, Sampling):
         self._linear = PackedLinear("ops", options.level)
         self._adapters = LoraOps(options.level, self._threads)
         self._inner = torch.empty(0, dtype=torch.uint8)
-        self._wide = torch.empty(0)
         self._outgrown = []
         self._routing = ExpertOps(options.level, self._threads)
         self._products = ExpertProducts(options.level)
-
-    def draw(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens, int32 [R], and which rows hold a NaN, bool [R]. The memory of the logits in float32 is kept for the
-        next step: that of many rows takes longer to get than to fill."""
-        if logits.dtype != torch.float32 and self._wide.numel() < logits.numel():
-            self._wide = torch.empty(logits.numel())
-        checked, broken = self._checked(logits, self._wide)
-        return self.sample(checked, rows), broken
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
         """weight [O, I], bias [O]; a copy is made, and neither is kept."""

@@ -59,16 +59,10 @@ class Elementwise:
 
     def check_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """logits [R, V] -> (the same in float32, bool [R]: which rows hold a NaN)."""
-        return self._checked(logits, None)
-
-    def _checked(self, logits: torch.Tensor, memory: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `check_logits`; what is not float32 goes into `memory`, float32 [R * V or more], where that is given."""
         if logits.stride(-1) != 1:
             logits = logits.contiguous()
         rows, size = logits.shape
-        out = logits
-        if logits.dtype != torch.float32:
-            out = torch.empty(rows, size) if memory is None else memory[: rows * size].view(rows, size)
+        out = logits if logits.dtype == torch.float32 else torch.empty(rows, size)
         broken = torch.empty(rows, dtype=torch.bool)
         self._ops.check_logits(
             DTYPES[logits.dtype], logits.data_ptr(), logits.stride(0), rows, size,

@@ -1,4 +1,5 @@
-"""Drawing tokens, and what is done to logits before and beside it. On float32, which the runner makes of others."""
+"""Drawing tokens, and what is done to logits before and beside it. On float32, which the runner makes of others; `draw`
+takes them as they are."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 from engine_cpu._native import Sampling as Kernels
+from engine_cpu.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from engine.interfaces.ops import SamplingRows
@@ -20,14 +22,18 @@ class Sampling:
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """Draw one token for each row: int32 [R]."""
-        logits = _float(logits)
-        out = torch.empty(len(logits), dtype=torch.int32)
+        return self.draw(logits.float(), rows)[0]
+
+    def draw(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens, int32 [R], and which rows hold a NaN, bool [R]. No copy of the logits is made."""
+        logits = logits if logits.stride(-1) == 1 else logits.contiguous()
+        tokens, broken = torch.empty(len(logits), dtype=torch.int32), torch.empty(len(logits), dtype=torch.bool)
         temperature, top_k, top_p, min_p, seed, position = (field.contiguous() for field in rows)
         self._sampling.sample(
-            *_shape(logits), temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr(),
-            seed.data_ptr(), position.data_ptr(), out.data_ptr(),
+            DTYPES[logits.dtype], *_shape(logits), temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(),
+            min_p.data_ptr(), seed.data_ptr(), position.data_ptr(), tokens.data_ptr(), broken.data_ptr(),
         )  # fmt: skip
-        return out
+        return tokens, broken
 
     def verify(self, tokens: torch.Tensor, drafts: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """How many tokens each row gives: int32 [R]. With numpy: of so few numbers torch's own calls are the cost."""

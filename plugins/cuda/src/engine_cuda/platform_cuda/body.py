@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.interfaces.platform import CacheMemory, CaptureKey, Trial
+from engine.interfaces.platform import STREAM, CacheMemory, CaptureKey, Trial
 from engine.modeling import out_of_memory
 from engine.types.errors import ConfigError, ContractError, KVCacheTooSmallError, UnfitDriverError
 from engine_cuda.dependents import can_depend
@@ -57,6 +58,21 @@ def most_mixed(start: WorkerStart) -> int:
     return min(start.max_num_batched_tokens, start.max_num_seqs * most) if most > 1 else 0
 
 
+AROUND = ("prepare_inputs", "draw", "place_tokens")
+"""Operations that a step launches around the model's: its graph holds them where it is captured whole."""
+
+
+def unrecorded(start: WorkerStart) -> list[str]:
+    """Which drivers of these launch something that a graph does not hold, though it holds what models call of them."""
+    found: dict[str, list[str]] = {}
+    for choice in start.choices:
+        if choice.point == "ops" and choice.kind in AROUND:
+            module, _, name = choice.value.partition(":")
+            if not STREAM & getattr(import_module(module), name).captured_by:
+                found.setdefault(choice.driver, []).append(choice.kind)
+    return [f"ops '{driver}' ({', '.join(kinds)}) is not recorded by 'stream'" for driver, kinds in found.items()]
+
+
 class CudaPlatformBody:
     """See `engine.interfaces.platform.Platform`. Work is queued on the current stream of the thread that calls.
 
@@ -74,6 +90,7 @@ class CudaPlatformBody:
         self._asked_buckets = options.buckets
         self._asked_mixed = options.capture_mixed
         self._whole = options.capture_whole == "auto"
+        self._unrecorded = unrecorded(context.start) if self._whole else []
         start = context.start
         self._max_num_seqs = start.max_num_seqs
         self._useful_tokens = hidden_tokens(start.model.hidden_size, start.parallel.tp)
@@ -138,7 +155,7 @@ class CudaPlatformBody:
         if not self._whole:
             return None
         reasons = ["Triton is not installed"] if find_spec("triton") is None else []
-        reasons += ["platform.capture is never"] if self._mode == "never" else why_not
+        reasons += ["platform.capture is never"] if self._mode == "never" else [*why_not, *self._unrecorded]
         if not reasons:
             from engine_cuda.platform_cuda.whole import CudaWholeSteps
 

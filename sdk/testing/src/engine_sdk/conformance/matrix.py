@@ -157,19 +157,49 @@ def render(tables: Mapping[str, Table], head: str) -> str:
 
 def read(page: str) -> dict[str, dict[tuple[str, str], str]]:
     """What a page says: by point, row and column to the word; a point without results has none."""
-    found: dict[str, dict[tuple[str, str], str]] = {}
+    return {point: {at: cell.word for at, cell in table.cells.items()} for point, table in tables_of(page).items()}
+
+
+def tables_of(page: str) -> dict[str, Table]:
+    """A page's tables, as `render` was given them; of a point without results there are no columns either."""
+    found: dict[str, Table] = {}
     for section in page.split("\n## ")[1:]:
         point, *lines = section.splitlines()
+        numbered = (line.partition(". ") for line in lines if line[:1].isdigit())
+        notes = {number: _unescaped(note) for number, _, note in numbered}
         table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
         columns = [column.strip("` ") for column in table[0][1:]] if table else []
-        found[point.strip()] = {
-            (row, column): cell.partition(" (")[0]
-            for row, *cells in table[2:]
-            for column, cell in zip(columns, cells, strict=True)
-        }
+        of_point = found[point.strip()] = Table(columns)
+        for row, *cells in table[2:]:
+            for column, cell in zip(columns, cells, strict=True):
+                word, *marks = cell.split(" (")
+                of_point.cells[row, column] = Cell(word, tuple(notes[mark.strip(") ")] for mark in marks))
     return found
+
+
+def keep(point: str, table: Table, before: Table, note: str) -> None:
+    """Put columns of `before` where nothing is known in `table`, of a driver or of one of its columns; marked by a
+    note. Capabilities that are not declared any more are left out."""
+    declared = (*CAPABILITIES.get(point, ()), FORM)
+
+    def known(of: Table, column: str) -> bool:
+        computed = (cell for (row, its), cell in of.cells.items() if its == column and row != FORM.name)
+        return any(cell.word != UNTESTED for cell in computed)
+
+    for name in [column for column in table.columns if not any(its == column for _, its in table.cells)]:
+        at = table.columns.index(name)
+        table.columns[at : at + 1] = [c for c in before.columns if c.partition(",")[0] == name] or [name]
+    for column in table.columns:
+        if known(before, column) and not known(table, column):
+            for (row, its), cell in before.cells.items():
+                if its == column and any(one.names(row) for one in declared):
+                    table.cells[row, column] = cell._replace(notes=tuple(dict.fromkeys((*cell.notes, note))))
 
 
 def _escaped(note: str) -> str:
     """No marks of Markdown out of a reason, on one line."""
     return " ".join(note.split()).replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[").replace("_", "\\_")
+
+
+def _unescaped(note: str) -> str:
+    return note.replace("\\_", "_").replace("\\[", "[").replace("\\*", "*").replace("&lt;", "<")
