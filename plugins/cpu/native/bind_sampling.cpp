@@ -59,7 +59,7 @@ private:
     void run(const char* name, void (*kernel)(const Arguments&, SamplingScratch&, int), const Arguments& arguments) {
         tape::run(name, [kernel, arguments, scratch = &scratch_, threads = threads_] {
             Arguments now = arguments;
-            if constexpr (!std::is_same_v<Arguments, Penalties>) now.logits.rows = tape::rows(now.logits.rows);
+            if constexpr (std::is_same_v<Arguments, Sample>) now.rows = tape::rows(now.rows);
             kernel(now, *scratch, threads);
         });
     }

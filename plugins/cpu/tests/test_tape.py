@@ -122,8 +122,9 @@ def test_fewer_rows_draw(native) -> None:
             ids.data_ptr(), at.data_ptr(), [],
         )  # fmt: skip
         sampling.sample(
-            logits.data_ptr(), vocab, rows, vocab, real[0].data_ptr(), whole[0].data_ptr(), real[1].data_ptr(),
-            real[2].data_ptr(), whole[1].data_ptr(), whole[2].data_ptr(), drawn.data_ptr(),
+            FLOAT32, logits.data_ptr(), vocab, rows, vocab, real[0].data_ptr(), whole[0].data_ptr(),
+            real[1].data_ptr(), real[2].data_ptr(), whole[1].data_ptr(), whole[2].data_ptr(), drawn.data_ptr(),
+            broken.data_ptr(),
         )  # fmt: skip
         native.place_tokens(
             drawn.data_ptr(), broken.data_ptr(), rows, tokens.data_ptr(), size, wide.data_ptr(),

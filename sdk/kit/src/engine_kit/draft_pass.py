@@ -79,7 +79,7 @@ class DraftPass:
         attend: plans attention for it.
     """
 
-    calls = ("prepare_inputs", "check_logits", "sample", "place_tokens")
+    calls = ("prepare_inputs", "draw", "place_tokens")
     """Operations that have to be recorded beside the model's."""
 
     def __init__(
@@ -139,8 +139,7 @@ class DraftPass:
             self._ops.prepare_inputs(self._tables, self._frame.inputs)
             forward()
             assert left.hidden is not None
-            logits, broken = self._ops.check_logits(model.logits(left.hidden))
-            drawn = self._ops.sample(logits, self._rows)
+            drawn, broken = self._ops.draw(model.logits(left.hidden), self._rows)
             self._ops.place_tokens(drawn, broken, tokens, self._slot, self._places[0])
             self._drawn[:] = [drawn]
 
