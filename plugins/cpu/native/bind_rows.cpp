@@ -45,7 +45,7 @@ void bound_prepare(std::uintptr_t tokens, std::size_t tokens_stride, std::size_t
     for (const auto& [table, stride, width, per_block, block_table, block_stride, mapping] : groups)
         a.groups.push_back({at<const std::int32_t>(table), stride, width, per_block, at<std::int32_t>(block_table),
                             block_stride, at<std::int64_t>(mapping)});
-    tape::run("prepare_inputs", [a] { prepare_inputs(a); });
+    tape::run("prepare_inputs", [a] { prepare_inputs(a, tape::rows(a.rows), tape::rows(a.num_tokens)); });
 }
 
 void bound_place(std::uintptr_t tokens, std::uintptr_t broken, std::size_t count, std::uintptr_t table,
@@ -56,7 +56,11 @@ void bound_place(std::uintptr_t tokens, std::uintptr_t broken, std::size_t count
                         stride,                         at<const std::int64_t>(slot),
                         at<const std::int64_t>(place),  mark,
                         at<std::int32_t>(out)};
-    tape::run("place_tokens", [a] { place_tokens(a); });
+    tape::run("place_tokens", [a] {
+        PlaceTokens now = a;
+        now.count = tape::rows(now.count);
+        place_tokens(now);
+    });
 }
 
 }  // namespace

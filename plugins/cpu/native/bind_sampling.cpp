@@ -1,6 +1,8 @@
 // Drawing tokens.
 #include <nanobind/stl/string.h>
 
+#include <type_traits>
+
 #include "bindings.h"
 #include "kernels.h"
 #include "sampling.h"
@@ -56,7 +58,9 @@ private:
     template <typename Arguments>
     void run(const char* name, void (*kernel)(const Arguments&, SamplingScratch&, int), const Arguments& arguments) {
         tape::run(name, [kernel, arguments, scratch = &scratch_, threads = threads_] {
-            kernel(arguments, *scratch, threads);
+            Arguments now = arguments;
+            if constexpr (std::is_same_v<Arguments, Sample>) now.rows = tape::rows(now.rows);
+            kernel(now, *scratch, threads);
         });
     }
 

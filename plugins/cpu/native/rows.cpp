@@ -47,24 +47,24 @@ void copy_rows(const CopyRows& a, int threads) {
     });
 }
 
-void prepare_inputs(const PrepareInputs& a) {
+void prepare_inputs(const PrepareInputs& a, std::size_t rows, std::size_t num_tokens) {
     // A step of one token a row needs no other bounds, and has no padding tokens.
-    const bool single = a.rows == a.num_tokens;
-    const std::size_t real = single ? a.num_tokens : static_cast<std::size_t>(a.query_start_loc[a.rows]);
+    const bool single = rows == num_tokens;
+    const std::size_t real = single ? num_tokens : static_cast<std::size_t>(a.query_start_loc[rows]);
     // Tables are as wide as the longest request may be: what no row of this step has is left out.
     std::int64_t longest = 0;
-    for (std::size_t row = 0; row < a.rows; ++row)
+    for (std::size_t row = 0; row < rows; ++row)
         longest = std::max<std::int64_t>(
             longest, a.num_computed[row] + (single ? 1 : a.query_start_loc[row + 1] - a.query_start_loc[row]));
     for (const auto& group : a.groups) {
         const auto blocks = static_cast<std::size_t>((longest + group.tokens_per_block - 1) / group.tokens_per_block);
         const std::size_t bytes = std::min(blocks, static_cast<std::size_t>(group.table_width)) * sizeof(std::int32_t);
-        for (std::size_t row = 0; row < a.rows; ++row)
+        for (std::size_t row = 0; row < rows; ++row)
             std::memcpy(group.block_table + row * group.block_stride,
                         group.table + static_cast<std::size_t>(a.slot_of_row[row]) * group.table_stride,
                         bytes);
     }
-    for (std::size_t row = 0; row < a.rows; ++row) {
+    for (std::size_t row = 0; row < rows; ++row) {
         const std::size_t begin = single ? row : static_cast<std::size_t>(a.query_start_loc[row]);
         const std::size_t end = single ? row + 1 : static_cast<std::size_t>(a.query_start_loc[row + 1]);
         const std::int32_t* tokens = a.tokens + static_cast<std::size_t>(a.slot_of_row[row]) * a.tokens_stride;
@@ -79,9 +79,9 @@ void prepare_inputs(const PrepareInputs& a) {
             }
         }
     }
-    std::fill(a.token_ids + real, a.token_ids + a.num_tokens, 0);
-    std::fill(a.positions + real, a.positions + a.num_tokens, 0);
-    for (const auto& group : a.groups) std::fill(group.slot_mapping + real, group.slot_mapping + a.num_tokens, 0);
+    std::fill(a.token_ids + real, a.token_ids + num_tokens, 0);
+    std::fill(a.positions + real, a.positions + num_tokens, 0);
+    for (const auto& group : a.groups) std::fill(group.slot_mapping + real, group.slot_mapping + num_tokens, 0);
 }
 
 void place_tokens(const PlaceTokens& a) {

@@ -55,7 +55,8 @@ struct PrepareInputs {
     std::vector<Group> groups;
 };
 
-void prepare_inputs(const PrepareInputs& arguments);
+// For the first `rows` rows, which have the first `num_tokens` tokens.
+void prepare_inputs(const PrepareInputs& arguments, std::size_t rows, std::size_t num_tokens);
 
 // table[slot[i], place[i]] = tokens[i], and out[i] = broken[i] ? mark : tokens[i]
 struct PlaceTokens {

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.interfaces.drafter import DraftRows, Drafts
+from engine.runner.drafting import Drafting
 from engine_cpu.platform_cpu.capture import Replay
 
 LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
@@ -114,6 +116,33 @@ def test_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         4,
     )  # one to three drafts, after the decodes; each is replayed twice when it is tried
     assert len([calls for calls in replayed if calls != decodes]) > 2 * (captures - 1), "steps with drafts are replayed"
+
+
+def test_drafts_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes that are captured with their inputs and draws make the drafts that passes make that are not: of rows that
+    want other numbers of them, that draw, that have penalties, and that end at the model's last position."""
+    passes = pytest.importorskip("engine_kit.draft_pass").DraftPass
+    pytest.importorskip("engine_drafters")
+    proposed, drawn, found = Drafting.proposed, passes.__call__, list[Any]()
+    alike = {"passes": 0}
+
+    def told_of(part: Drafting, rows: DraftRows) -> Drafts | None:
+        drafts = proposed(part, rows)
+        assert drafts is not None
+        found.append([row[:n].tolist() for row, n in zip(drafts.tokens, rows.num_drafts.tolist(), strict=True)])
+        return drafts
+
+    def counted(self: Any, rows: DraftRows, last: bool) -> Any:
+        alike["passes"] += 1
+        return drawn(self, rows, last)
+
+    monkeypatch.setattr(Drafting, "proposed", told_of)
+    monkeypatch.setattr(passes, "__call__", counted)
+    drafts: dict[str, Any] = {"drafter": "draft_model", "drafter.num_tokens": 3, "drafter.cost": 0.05}
+    both(range(90, 93), (3,), dtype="float32", max_num_seqs=3, max_model_len=80, **drafts)
+    half = len(found) // 2
+    assert found[:half] == found[half:] and alike["passes"] == half > 10
+    assert len({len(row) for rows in found for row in rows}) > 1, "all rows want as many drafts"
 
 
 @pytest.mark.slow

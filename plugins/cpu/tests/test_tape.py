@@ -106,6 +106,41 @@ def test_fewer_rows(native) -> None:
         tape.replay(rows + 1)
 
 
+def test_fewer_rows_draw(native) -> None:
+    """Inputs from tables, draws and drawn tokens' places are rows too."""
+    rows, size, vocab = 5, 4, 40
+    slot, computed, starts = (torch.arange(n, dtype=torch.int32) for n in (rows, rows, rows + 1))
+    tokens, place = torch.arange(rows * size, dtype=torch.int32).view(rows, size), torch.full((rows,), 3)
+    ids, at = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int64)
+    logits, drawn, told = torch.randn(rows, vocab), *torch.zeros(2, rows, dtype=torch.int32)
+    real, whole = torch.zeros(3, rows), torch.zeros(3, rows, dtype=torch.int64)
+    computed, broken = computed % 3, torch.zeros(rows, dtype=torch.bool)
+    sampling, wide = native.Sampling("auto", 2), slot.long()
+    with native.Tape(rows) as tape:
+        native.prepare_inputs(
+            tokens.data_ptr(), size, rows, rows, slot.data_ptr(), computed.data_ptr(), starts.data_ptr(),
+            ids.data_ptr(), at.data_ptr(), [],
+        )  # fmt: skip
+        sampling.sample(
+            FLOAT32, logits.data_ptr(), vocab, rows, vocab, real[0].data_ptr(), whole[0].data_ptr(),
+            real[1].data_ptr(), real[2].data_ptr(), whole[1].data_ptr(), whole[2].data_ptr(), drawn.data_ptr(),
+            broken.data_ptr(),
+        )  # fmt: skip
+        native.place_tokens(
+            drawn.data_ptr(), broken.data_ptr(), rows, tokens.data_ptr(), size, wide.data_ptr(),
+            place.data_ptr(), -1, told.data_ptr(),
+        )  # fmt: skip
+    assert torch.equal(drawn, logits.argmax(1).int()) and torch.equal(tokens[:, 3], drawn)
+    for count in (1, 4, 5):
+        logits.copy_(torch.randn(rows, vocab))
+        expected = torch.where(torch.arange(rows) < count, logits.argmax(1).int(), 7)
+        for out in (ids, drawn, told, tokens[:, 3]):
+            out.fill_(7)
+        tape.replay(count)
+        assert torch.equal(drawn, expected) and torch.equal(told, expected) and torch.equal(tokens[:, 3], expected)
+        assert ids[:count].ne(7).all() and ids[count:].eq(7).all()
+
+
 def test_rows_that_are_none_of_the_step(native) -> None:
     """A number that is no multiple of the tape's rows stands for something else, and stays."""
     x, out, weight = torch.randn(7, 32), torch.zeros(7, 32), torch.ones(32)

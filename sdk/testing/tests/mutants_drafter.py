@@ -391,6 +391,26 @@ class SharpenedQ(WithModel):
         return q**1.3 / (q**1.3).sum(dim=1, keepdim=True)
 
 
+class LeavesTheLastOut(WithModel):
+    """the last of a session's drafts is taken for computed, which it was not asked to be"""
+
+    def observe(self, step: TargetStep, session: DraftSession) -> None:
+        if step.plan.num_drafts is None:
+            session.run_step(0, step)
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        drafts = session.draft(0, rows, False)
+        if drafts is not None:
+            return Drafts(drafts)
+        token, chosen = session.tokens[rows.slot, rows.num_tokens - 1], []
+        for ahead in range(int(rows.num_drafts.max())):
+            hidden = session.run(0, DraftBatch(rows.slot, rows.num_tokens - 1 + ahead, 1, token))
+            token, _ = session.draw(session.model().logits(hidden), rows, ahead)
+            chosen.append(token)
+        session.run(0, DraftBatch(rows.slot, rows.num_tokens - 1 + len(chosen), 1, token))
+        return Drafts(torch.stack(chosen, 1))
+
+
 class Branching(Plain):
     """Right: drafts 2 i + 1 and 2 i + 2 follow draft i, and the first two the row's last token."""
 
@@ -437,7 +457,7 @@ class GrowsDeeper(Branching):
 
 
 WITH_TREES = [FollowsItself, WideParents, DrawsTrees, GrowsDeeper]
-WITH_MODEL = [ModelInAnotherSlot, StaleFeature, KeepsRejectedKV, WrongPosition, SharpenedQ]
+WITH_MODEL = [ModelInAnotherSlot, StaleFeature, KeepsRejectedKV, WrongPosition, SharpenedQ, LeavesTheLastOut]
 LOOKING_ON = [KeepsAnothersState, TakesTheNextRowsState]
 LEARNING = [OneHistory, LearnsTooMuch]
 DRAWN = [Unnormalised, TellsAnother, Argmax, Impossible, RanksDiffer]

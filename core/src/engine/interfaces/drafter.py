@@ -19,7 +19,8 @@ model has run over all tokens of every step (`DraftSession.run_step`), its cache
 prefix hits, preemption and swapping too, and what drafts that were not kept have left there is written again.
 
 Minor version 1: where the platform computes with another framework than torch, `DraftSession.tokens` and
-`Drafts.tokens` are numpy's, on the host, and nothing else is offered. A card without a `framework` takes both.
+`Drafts.tokens` are numpy's, on the host, and nothing else is offered. A card without a `framework` takes both. Minor 2
+added `DraftSession.draft`.
 """
 
 from __future__ import annotations
@@ -273,6 +274,14 @@ class DraftSession(Protocol):
         Args:
             logits: [m, V], as `Model.logits` gives them; modified.
             ahead: how many drafts stand between the row's last token and this one.
+        """
+
+    def draft(self, index: int, rows: DraftRows, last: bool) -> torch.Tensor | None:
+        """Chains as `Drafts.tokens` has them, by a model without features: what `run` of one token a row,
+        `Model.logits` and `draw` give, pass after pass, each captured as one launch. None where that is not captured,
+        and where drafts come with q. Minor 2.
+
+        last: whether the last drafts, too, are computed, so that they may be kept.
         """
 
 

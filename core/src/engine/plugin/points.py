@@ -305,7 +305,7 @@ DRAFTER: Point[DrafterCard, DrafterNeed] = Point(
     "one",
     "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
     majors=(1,),
-    minor=1,
+    minor=2,
     optional=True,
 )
 LOGITS_PROCESSOR: Point[LogitsProcessorCard, LogitsProcessorNeed] = Point(

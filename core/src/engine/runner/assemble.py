@@ -92,6 +92,8 @@ class Assembly:
     """Why no step can be captured, empty where they can be; None where the platform captures nothing anyway."""
     captures_models: bool = False
     """Whether passes of the drafter's models can be captured."""
+    draft_pass: Any = None
+    """What captures them with their inputs and draws (`engine_kit.draft_pass`), where these are recorded too."""
     layerwise: frozenset[str] = frozenset()
     """Connectors that are called before and after each layer."""
     adapters: AdapterWorker | None = None
@@ -156,6 +158,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
             group.close()
         raise
     card = cast("type[PlatformCard]", chosen.fit("platform", "", None).card)
+    draft_pass = brought("draft_pass") if drafts else None
     return Assembly(
         platform,
         context.ops,
@@ -169,6 +172,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         connectors,
         _not_captured(card, start, chosen, attention, adapters),
         all(_not_captured(card, *of_draft, attention) == () for of_draft in zip(starts, of_drafts, strict=True)),
+        draft_pass if draft_pass and not why_not_captured(card.recorder, chosen.computing, draft_pass.calls) else None,
         layerwise=frozenset(
             selection.candidate.name
             for selection in chosen.connectors
@@ -238,6 +242,7 @@ def step_parts(
         branches=drafter is not None and drafter.branches,
         buckets=platform.buckets(start.max_num_seqs) if captures else (),
         skips_padding=built.card.skips_padding,
+        draft_pass=built.draft_pass,
     )
     drafting = Drafting(
         drafter, ops, platform, session, faults, lambda slots: parameters.penalised[slots] | processors.used_by(slots)

@@ -5,9 +5,9 @@ Passes of one token a row are captured as decode steps are, where the platform c
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class Session:
         branches: they may be rows of their own.
         buckets: rows of the passes that are captured; none where nothing is.
         skips_padding: see `engine.interfaces.platform.PlatformCard`.
+        draft_pass: `engine_kit.draft_pass.DraftPass`; None where it would not be recorded.
 
     Attributes:
         tokens: int32 [max_num_seqs + 1, max_model_len + 1].
@@ -61,6 +62,7 @@ class Session:
         branches: bool,
         buckets: tuple[int, ...],
         skips_padding: bool,
+        draft_pass: Any,
     ) -> None:
         self.tokens = slots.tables.tokens
         self.limit = np.zeros(slots.scratch_slot + 1, np.int32)
@@ -81,6 +83,11 @@ class Session:
         share = start.place.cp_rank, start.place.cp_size
         self._buffers = StepBuffers(platform, slots, attention.groups, rows, tokens, share) if models else None
         self._captured: dict[tuple[int, int], Step] = {}
+        self._passes: dict[tuple[int, int], Any] = {}
+        alone = start.place.cp_size == 1 and attention.states is None  # rows of the trial share a page
+        more = self._buffers, sampler, self.limit, start.model.vocab_size, skips_padding
+        captures = draft_pass is not None and alone and not rejects
+        self._draft_pass = partial(draft_pass, platform, ops, slots.tables, *more) if captures else None
         self._eager: Step | None = None
 
     def capture(self) -> None:
@@ -104,10 +111,16 @@ class Session:
                     tuple(step.more.values()),
                 )
                 forward = partial(self._compute, index, step)
-                step.run = self._platform.capture(forward, CaptureKey(bucket, of=f"draft{index}"), trial.trial)
+                key = CaptureKey(bucket, of=f"draft{index}")
+                step.run = self._platform.capture(forward, key, trial.trial)
                 if step.run is forward:
                     break
                 steps[index, bucket] = step
+                if self._draft_pass is not None and not draft.features:
+                    own, drawn = Step(step.frame, step.plans), self._draft_pass(step, trial.plan)
+                    forward, of = partial(self._compute, index, own), self._models[index]
+                    if drawn.capture(forward, own, of, key, trial.trial, self._attention.pool):
+                        self._passes[index, bucket] = drawn
             else:
                 self._captured |= steps
 
@@ -169,14 +182,20 @@ class Session:
             logits.masked_fill_(broken.unsqueeze(1), 0.0)
         return self._sampler.draft(logits, rows.slot, rows.num_tokens + ahead, self._rejects)
 
+    def draft(self, index: int, rows: DraftRows, last: bool) -> torch.Tensor | None:
+        drawn = self._passes.get((index, self._bucket(len(rows.slot))))
+        return None if drawn is None else drawn(rows, last)
+
     def _captured_step(self, index: int, batch: DraftBatch) -> Step | None:
         """That computes a batch; None where it has to run as it is."""
-        m, width = len(batch.slot), 0 if batch.features is None else batch.features.shape[1]
-        if batch.num_tokens > 1 or batch.hidden is not None or not self._buckets or m > self._buckets[-1]:
+        width = 0 if batch.features is None else batch.features.shape[1]
+        if batch.num_tokens > 1 or batch.hidden is not None or width != self._start.drafts[index].features:
             return None
-        if width != self._start.drafts[index].features:
-            return None
-        return self._captured.get((index, self._buckets[bisect_left(self._buckets, m)]))
+        return self._captured.get((index, self._bucket(len(batch.slot))))
+
+    def _bucket(self, rows: int) -> int:
+        """The least that has room for so many; 0 for none."""
+        return next((bucket for bucket in self._buckets if bucket >= rows), 0)
 
     def _eager_step(self, *shape: int) -> Step:
         """Its views are made anew only when the shape is another than the last one's: see `StepBuffers.frame`."""

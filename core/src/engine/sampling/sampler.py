@@ -223,7 +223,7 @@ class Sampler:
             log probabilities, from the logits as they came, of the rows that asked for them.
         """
         parameters, slots = self._parameters, rows.slot
-        uploaded = self._upload(slots)
+        uploaded = self.uploaded(slots)
         places = rows.places if rows.places is not None else send(self._platform, self.places(rows))[0]
         num_tokens, position = places.unbind()
         asked, raw = uploaded.asked, None
@@ -262,7 +262,7 @@ class Sampler:
         self, logits: torch.Tensor, slot: np.ndarray, num_tokens: np.ndarray, with_probs: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `engine.interfaces.drafter.DraftSession.draw`; logits float32 or float64."""
-        uploaded = self._upload(slot)
+        uploaded = self.uploaded(slot)
         (position,) = send(self._platform, self.places(SampledRows(slot, num_tokens))[1])
         rows = SamplingRows(
             uploaded.temperature, uploaded.top_k, uploaded.top_p, uploaded.min_p, uploaded.seed, position
@@ -320,7 +320,7 @@ class Sampler:
             self._masked = key, places.clone()  # the bits' memory is not kept with it
         self._ops.apply_bitmask(logits, self._masked[1], bits)
 
-    def _upload(self, slots: np.ndarray) -> _Uploaded:
+    def uploaded(self, slots: np.ndarray) -> _Uploaded:
         """The rows' parameters on the device; the last step's where its rows were the same."""
         parameters = self._parameters
         key = (parameters.version, slots.tobytes())

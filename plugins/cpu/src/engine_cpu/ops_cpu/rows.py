@@ -24,7 +24,7 @@ class Rows:
     """See `engine.interfaces.ops.Ops`."""
 
     _threads: int
-    _prepared: tuple[StepInputs, StepTables, _Addresses] | None = None
+    _prepared: tuple[tuple[StepInputs, StepTables, _Addresses], ...] = ()
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """ids int [T], weight [V, H] -> [T, H]."""
@@ -55,10 +55,11 @@ class Rows:
 
     def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
         """Fill `token_ids`, `positions`, `block_tables` and `slot_mappings` from the tables, in place."""
-        last = self._prepared
-        if last is None or last[0] is not inputs or last[1] is not tables:
-            # Those of a captured step are the same objects, step after step.
-            last = self._prepared = inputs, tables, _addresses(tables, inputs)
+        last = next((one for one in self._prepared if one[0] is inputs and one[1] is tables), None)
+        if last is None:
+            # Those of captured steps are the same objects, step after step: the model's, and a draft model's.
+            last = inputs, tables, _addresses(tables, inputs)
+            self._prepared = (last, *self._prepared[:1])
         native.prepare_inputs(*last[2])
 
     def place_tokens(

@@ -45,6 +45,9 @@ class DraftModelBody:
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         """The first pass computes each row's last token, which the target computes in the step that begins; one more
         than there are drafts leaves keys and values of the last of them, which may be kept."""
+        if (chains := session.draft(0, rows, not self._early)) is not None:
+            self._proposed = None if self._early else rows
+            return Drafts(chains)
         model, start, most = session.model(), rows.num_tokens - 1, int(rows.num_drafts.max())
         host = np.array((rows.slot, start), np.int64)
         last = torch.empty(host.shape, dtype=torch.int64, device=session.tokens.device)
@@ -68,5 +71,7 @@ def _computes(plan: StepPlan, rows: DraftRows) -> bool:
     prompts, nor drafts from elsewhere, nor on pages that it has first copied over what lay there."""
     if plan.num_drafts is None or plan.given_drafts is not None or plan.copies is not None:
         return False
+    if len(plan.slot_of_row) != len(rows.slot):
+        return False
     asked = (plan.slot_of_row, rows.slot), (plan.num_computed + 1, rows.num_tokens), (plan.num_drafts, rows.num_drafts)
-    return all(np.array_equal(theirs, own) for theirs, own in asked)
+    return not any((theirs != own).any() for theirs, own in asked)

@@ -35,6 +35,7 @@ class DraftModelDrafter(DrafterCard):
     framework = "torch"
     Options = DraftModelOptions
     needs = frozenset({"models"})
+    requires_minor = 2
     body = "engine_drafters.draft_model.body:DraftModelBody"
 
     @classmethod

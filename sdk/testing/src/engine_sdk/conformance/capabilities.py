@@ -270,6 +270,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "what_is_accepted_has_the_targets_distribution",
             ),
             Capability("tokens of numpy, and no torch, beside another framework", "tokens_of_numpy"),
+            Capability("drafts of passes that are captured with their draws", "drafts_of_captured_passes"),
         ),
         "grammar": (
             Capability("choice", _JSON, "choice-.*"),

@@ -86,10 +86,12 @@ class PlayedModel:
 class ScriptedSession:
     """The runner, as these tests play it, and the models that the card names. Implements `DraftSession`."""
 
-    def __init__(self, models: Sequence[PlayedModel], rejects: bool) -> None:
+    def __init__(self, models: Sequence[PlayedModel], rejects: bool, captures: bool = False) -> None:
         self.tokens = torch.empty(0)
+        self.asked = False  # for drafts of captured passes
         self._models = models
         self._rejects = rejects
+        self._captures = captures
         self._limits: dict[int, int] = {}
 
     def at(self, table: torch.Tensor, rows: DraftRows | None = None) -> ScriptedSession:
@@ -142,6 +144,20 @@ class ScriptedSession:
             of_row = None if features is None else features[own]
             hidden.append(self._models[index].compute(slot, first, tokens, of_row))
         return F.pad(torch.cat(hidden), (0, 0, 0, len(step.next_tokens) - start), value=torch.nan)
+
+    def draft(self, index: int, rows: DraftRows, last: bool) -> torch.Tensor | None:
+        """See `DraftSession.draft`; None but where these tests play a session that captures."""
+        self.asked = True
+        if not self._captures or self._rejects:
+            return None
+        slot, start = (torch.from_numpy(column).long() for column in (rows.slot, rows.num_tokens - 1))
+        token, drafts = self.tokens[slot, start], []
+        for ahead in range(int(rows.num_drafts.max()) + last):
+            hidden = self.run(index, DraftBatch(rows.slot, rows.num_tokens - 1 + ahead, 1, token))
+            if ahead < rows.num_drafts.max():
+                token, _ = self.draw(self._models[index].logits(hidden), rows, ahead)
+                drafts.append(token)
+        return torch.stack(drafts, 1)
 
     def draw(self, logits: torch.Tensor, rows: DraftRows, ahead: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """From softmax(logits), by a number that follows from the request's tokens."""
@@ -201,6 +217,8 @@ class DrafterConformance(Conformance):
     """Requests so far in a test."""
     rejects = False
     """Drafts come with the distribution that they are drawn from."""
+    captures = False
+    """The session's passes are captured with their draws."""
     num_models = 1
     """Draft models, of a card that names some; override it."""
     played: ClassVar[type[PlayedModel]] = PlayedModel
@@ -249,7 +267,7 @@ class DrafterConformance(Conformance):
         if id(drafter) not in sessions:
             size = self._context().start.model.hidden_size
             models = [self.played(size, seed, self.device) for seed in range(self._count())]
-            sessions[id(drafter)] = drafter, ScriptedSession(models, self.rejects)
+            sessions[id(drafter)] = drafter, ScriptedSession(models, self.rejects, self.captures)
         return sessions[id(drafter)][1]
 
     # -- what is asked -----------------------------------------------------------------------------------------------
@@ -461,6 +479,17 @@ class DrafterConformance(Conformance):
                 fresh = self.make()
                 self._enter(fresh, rows, table)
                 assert self.drafted(fresh, rows, table) == [drafts], "something is left of drafts that were not kept"
+
+    def test_drafts_of_captured_passes(self) -> None:
+        """Of a drafter that asks for them: a session that captures the draws of its passes, and one that does not, give
+        the same, step by step, whatever was kept of the drafts before."""
+        lives = []
+        for self.captures in (False, True):
+            drafter = self.make()
+            lives.append([life.steps for life in self._live(drafter, 5, lambda number: f"salt {number}")])
+            if not self.session(drafter).asked:
+                not_served("it asks for no drafts of captured passes")
+        assert lives[0] == lives[1], "other drafts, or what was kept of them was not computed"
 
     def test_histories_that_are_shared(self) -> None:
         """Requests of one salt, or without any, may learn from each other; all ranks do so alike."""
