@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -61,7 +62,9 @@ class WholePlatformBody(harness.BucketPlatformBody):
         self, ops: Ops, tables: StepTables, parameters: Any, why_not: Sequence[str]
     ) -> CudaWholeSteps | None:
         self.why_not = why_not
-        return None if why_not else CudaWholeSteps(self, self._record, Done, True, ops, tables, parameters)
+        if why_not:
+            return None
+        return CudaWholeSteps(self, self._record, Done, True, ops, tables, parameters)  # type: ignore[arg-type]
 
     def _record(self, fn: Callable[[], None], trial: Trial) -> Callable[[], None]:
         found = []
@@ -361,9 +364,13 @@ def test_tokens_stay_as_they_were_told() -> None:
     """They are read whenever the host comes to it, in any order; where nobody has come in time they were put aside."""
     tables = StepTables(torch.zeros(4, 9, dtype=torch.int32), (), ())
     platform = type("Platform", (), {"device": torch.device("cpu"), "to_device": lambda self, host, out: None})()
-    waited, drawn = [], torch.zeros(4, dtype=torch.int32)
+    waited, drawn, broken = [], torch.zeros(4, dtype=torch.int32), list[str]()
 
     class Event(Done):
+        def __init__(self) -> None:
+            if broken:
+                raise RuntimeError(broken.pop())
+
         def synchronize(self) -> None:
             waited.append(self)
 
@@ -386,6 +393,11 @@ def test_tokens_stay_as_they_were_told() -> None:
         (tokens,) = told[step].wait()
         assert told[step].done() and tokens.tolist() == [10 * step, 10 * step + 1, 10 * step + 2][: 1 + step % 3]
     assert len(waited) == 2 * TURNS
+    broken += ["no event"]
+    for tokens in ([7, 7, 7], [8, 9, 10]):  # the device has counted the first of them, too
+        drawn[:3] = torch.tensor(tokens)
+        with pytest.raises(RuntimeError, match="no event") if broken else nullcontext():
+            assert launch(3).wait()[0].tolist() == tokens
 
 
 def test_a_platform_from_before_new_pages_came_to_them_makes_none() -> None:
