@@ -19,6 +19,7 @@ import harness
 from harness import Driver, Request, params, prompt
 
 from engine.interfaces.attention import AttentionBatch
+from engine.interfaces.context import WorkerContext
 from engine.interfaces.ops import Ops, StepInputs, StepTables
 from engine.interfaces.platform import Trial
 from engine.interfaces.step import without_whole_steps
@@ -31,6 +32,7 @@ from engine.types.kv import KVGroup
 from engine.types.plan import NewBlocks, NewSlot, StepPlan
 from engine_cuda.platform_cuda.trial import compare
 from engine_cuda.platform_cuda.whole import ROWS, TURNS, CudaWholeSteps, begin_kernel, tell_kernel
+from engine_sdk.conformance.whole_steps import STEPS, check_whole_steps
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40}
 
@@ -394,10 +396,15 @@ def test_tokens_stay_as_they_were_told() -> None:
         assert told[step].done() and tokens.tolist() == [10 * step, 10 * step + 1, 10 * step + 2][: 1 + step % 3]
     assert len(waited) == 2 * TURNS
     broken += ["no event"]
-    for tokens in ([7, 7, 7], [8, 9, 10]):  # the device has counted the first of them, too
-        drawn[:3] = torch.tensor(tokens)
+    for now in ([7, 7, 7], [8, 9, 10]):  # the device has counted the first of them, too
+        drawn[:3] = torch.tensor(now)
         with pytest.raises(RuntimeError, match="no event") if broken else nullcontext():
-            assert launch(3).wait()[0].tolist() == tokens
+            assert launch(3).wait()[0].tolist() == now
+
+
+def test_they_are_what_the_suite_asks_for() -> None:
+    body = WholePlatformBody(WorkerContext(start=harness.start_message(platform="whole"), options=None))
+    assert check_whole_steps(body) and body.launched == STEPS
 
 
 def test_a_platform_from_before_new_pages_came_to_them_makes_none() -> None:
