@@ -15,6 +15,7 @@ import torch
 from engine import LLM
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import Launch, launch
+from engine.interfaces.drafter import DraftBatch
 from engine.interfaces.executor import rank_starts
 from engine.interfaces.step import TargetStep
 from engine.types.errors import ConfigError, ModelNotFoundError, OptionsError, UnsupportedModelError
@@ -56,6 +57,30 @@ class TestDraftModel(DrafterConformance):
         assert len(steps) == bool(more)
         drafter.observe(step, session)
         assert len(steps) == bool(more) + 1, "of another step nothing is known"
+
+    def test_no_last_pass_is_made_for_steps_that_are_computed_anyway(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where others are in two steps one after the other, none is made for the next, until a step has no others."""
+        drafter, rows, table = self.make(), self.rows(3, 6), self.table(3)
+        session, most = self.session(drafter), int(rows.num_drafts.max())
+        passes, steps, run = list[DraftBatch](), list[TargetStep](), session.run
+        monkeypatch.setattr(session, "draft", lambda index, rows, last: None)
+        monkeypatch.setattr(session, "run", lambda index, batch: (passes.append(batch), run(index, batch))[1])
+        self._enter(drafter, rows, table)
+        monkeypatch.setattr(session, "run_step", lambda index, step, features=None: steps.append(step))
+        nothing, told = torch.empty(0), []
+        for others in (1, 1, 1, 0, 0):
+            passes.clear()
+            steps.clear()
+            counts = [len(of_row) for of_row in self.drafted(drafter, rows, table)] + [0] * others
+            slot = np.append(rows.slot, [SLOTS - 1] * others).astype(np.int32)
+            plan = StepPlan(
+                step_id=0, slot_of_row=slot, num_computed=np.append(rows.num_tokens - 1, [0] * others).astype(np.int32),
+                num_tokens=1 + np.array(counts, np.int32), samples=np.ones(len(slot), bool), num_decodes=0,
+                new_slots=[], new_blocks=[], num_drafts=np.array(counts, np.int32),
+            )  # fmt: skip
+            drafter.observe(Observed(plan, nothing, nothing, {}, nothing, nothing), session)
+            told.append((len(passes) - most, len(steps)))
+        assert told == [(1, 1), (1, 1), (0, 1), (0, 1), (1, 0)]
 
 
 def launched(model: str = TARGET, draft: str | None = DRAFT, **settings: Any) -> Launch:

@@ -290,9 +290,14 @@ class Drafting(StepPart):
         offset = drawing.place - (plan.num_tokens - 1 - plan.num_drafts)[row]
         has = np.flatnonzero(offset < plan.num_drafts[row])
         which = np.repeat(np.arange(len(place)), drafts.counts)  # rows stand in the same order here and there
-        host = np.stack([which * drafts.tokens.shape[1] + offset[has], drawing.num_tokens[has], has])
-        host[1] += drawing.slot[has].astype(np.int64) * self._tokens.shape[1]
-        (proposed, put, at), start = send(self._platform, host, np.append(np.flatnonzero(offset == 0), n))
+        first, h = (offset == 0).nonzero()[0], len(has)
+        host = np.full((4, n + 1 + (n + 1) % 2), n)  # rows of 16 bytes or more, as `send` has them
+        host[0, :h] = which * drafts.tokens.shape[1] + offset[has]
+        host[1, :h] = drawing.slot[has].astype(np.int64) * self._tokens.shape[1] + drawing.num_tokens[has]
+        host[2, :h] = has
+        host[3, : len(first)] = first
+        (sent,) = send(self._platform, host)
+        (proposed, put, at), start = sent[:3, :h], sent[3, : len(first) + 1]
         tokens = drafts.tokens.flatten().index_select(0, proposed).int()
         self._tokens.view(-1).index_copy_(0, put, tokens)  # by one number each: two cost four times as much to look up
         flat = torch.full((n,), -1, dtype=torch.int32, device=tokens.device).index_copy_(0, at, tokens)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from engine.types.plan import NewSlot, StepPlan
 
 
+MISSES = 2
+"""Steps in a row that computed something beside what was drafted for, after which the next is taken to do so too."""
+
+
 class DraftModelBody:
     """Keeps nothing itself: tokens stand in the session's table, keys and values in the target's pages."""
 
@@ -27,6 +31,7 @@ class DraftModelBody:
         assert context.platform is not None
         self._platform = context.platform
         self._proposed: DraftRows | None = None  # for the step that begins
+        self._misses = 0
         self._early = context.start.parallel.pp > 1  # then drafts come back with a plan, whose step is computed anyway
 
     def enter(self, new: NewSlot) -> None:
@@ -39,13 +44,18 @@ class DraftModelBody:
         """The draft model computes the step's tokens too, drafts included, where it has not while it proposed them:
         what it has of wrong ones is written again when their places are computed again."""
         rows, self._proposed = self._proposed, None
-        if rows is None or not _computes(step.plan, rows):
+        alone, foreseen = rows is not None and _computes(step.plan, rows), self._misses < MISSES
+        if not (alone and foreseen):
             session.run_step(0, step)
+        if rows is not None:
+            self._misses = 0 if alone else self._misses + 1
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         """The first pass computes each row's last token, which the target computes in the step that begins; one more
-        than there are drafts leaves keys and values of the last of them, which may be kept."""
-        if (chains := session.draft(0, rows, not self._early)) is not None:
+        than there are drafts leaves keys and values of the last of them, which may be kept; not where the step itself
+        will be computed, since rows that draft nothing are in it."""
+        kept = not self._early and self._misses < MISSES
+        if (chains := session.draft(0, rows, kept)) is not None:
             self._proposed = None if self._early else rows
             return Drafts(chains)
         model, start, most = session.model(), rows.num_tokens - 1, int(rows.num_drafts.max())
@@ -60,9 +70,9 @@ class DraftModelBody:
             tokens.append(token)
             if q is not None:
                 probs.append(q)
-        if not self._early:
+        if kept:
             session.run(0, DraftBatch(rows.slot, start + most, 1, token))
-            self._proposed = rows
+        self._proposed = None if self._early else rows
         return Drafts(torch.stack(tokens, 1), None, torch.stack(probs, 1) if probs else None)
 
 
