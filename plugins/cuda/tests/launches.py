@@ -151,7 +151,8 @@ class MetaWholePlatformBody(MetaPlatformBody):
         def record(fn: Callable[[], None], trial: Trial | None) -> Callable[[], None]:
             return self.capture(fn, CaptureKey(1), trial)
 
-        return CudaWholeSteps(self, record, SimpleNamespace, True, ops, tables, parameters)
+        mark: Any = SimpleNamespace
+        return CudaWholeSteps(self, record, mark, True, ops, tables, parameters)
 
 
 class MetaOps(TritonOps):

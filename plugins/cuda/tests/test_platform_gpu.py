@@ -15,6 +15,7 @@ from engine.types.errors import ContractError, DeviceMemoryError, KVCacheTooSmal
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_sdk.conformance import PlatformConformance
 from engine_sdk.conformance.core_contexts import start_message
+from engine_sdk.conformance.whole_steps import check_whole_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -31,6 +32,10 @@ def platform(**options: Any) -> Any:
     from engine_cuda.platform_cuda.body import CudaPlatformBody
 
     return CudaPlatformBody(WorkerContext(start=start_message("cuda"), options=CudaPlatformOptions(**options)))
+
+
+def test_whole_steps_are_what_the_suite_asks_for() -> None:
+    assert check_whole_steps(platform(capture="always", capture_whole="auto"))
 
 
 class Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import harness
 from harness import Driver, Request, params, prompt
 
 from engine.interfaces.attention import AttentionBatch
+from engine.interfaces.context import WorkerContext
 from engine.interfaces.ops import Ops, StepInputs, StepTables
 from engine.interfaces.platform import Trial
 from engine.interfaces.step import without_whole_steps
@@ -30,6 +32,7 @@ from engine.types.kv import KVGroup
 from engine.types.plan import NewBlocks, NewSlot, StepPlan
 from engine_cuda.platform_cuda.trial import compare
 from engine_cuda.platform_cuda.whole import ROWS, TURNS, CudaWholeSteps, begin_kernel, tell_kernel
+from engine_sdk.conformance.whole_steps import STEPS, check_whole_steps
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40}
 
@@ -61,7 +64,9 @@ class WholePlatformBody(harness.BucketPlatformBody):
         self, ops: Ops, tables: StepTables, parameters: Any, why_not: Sequence[str]
     ) -> CudaWholeSteps | None:
         self.why_not = why_not
-        return None if why_not else CudaWholeSteps(self, self._record, Done, True, ops, tables, parameters)
+        if why_not:
+            return None
+        return CudaWholeSteps(self, self._record, Done, True, ops, tables, parameters)  # type: ignore[arg-type]
 
     def _record(self, fn: Callable[[], None], trial: Trial) -> Callable[[], None]:
         found = []
@@ -361,9 +366,13 @@ def test_tokens_stay_as_they_were_told() -> None:
     """They are read whenever the host comes to it, in any order; where nobody has come in time they were put aside."""
     tables = StepTables(torch.zeros(4, 9, dtype=torch.int32), (), ())
     platform = type("Platform", (), {"device": torch.device("cpu"), "to_device": lambda self, host, out: None})()
-    waited, drawn = [], torch.zeros(4, dtype=torch.int32)
+    waited, drawn, broken = [], torch.zeros(4, dtype=torch.int32), list[str]()
 
     class Event(Done):
+        def __init__(self) -> None:
+            if broken:
+                raise RuntimeError(broken.pop())
+
         def synchronize(self) -> None:
             waited.append(self)
 
@@ -386,6 +395,16 @@ def test_tokens_stay_as_they_were_told() -> None:
         (tokens,) = told[step].wait()
         assert told[step].done() and tokens.tolist() == [10 * step, 10 * step + 1, 10 * step + 2][: 1 + step % 3]
     assert len(waited) == 2 * TURNS
+    broken += ["no event"]
+    for now in ([7, 7, 7], [8, 9, 10]):  # the device has counted the first of them, too
+        drawn[:3] = torch.tensor(now)
+        with pytest.raises(RuntimeError, match="no event") if broken else nullcontext():
+            assert launch(3).wait()[0].tolist() == now
+
+
+def test_they_are_what_the_suite_asks_for() -> None:
+    body = WholePlatformBody(WorkerContext(start=harness.start_message(platform="whole"), options=None))
+    assert check_whole_steps(body) and body.launched == STEPS
 
 
 def test_a_platform_from_before_new_pages_came_to_them_makes_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -179,10 +180,75 @@ class WholeRegardless(HostPlatformBody):
         return self
 
 
+class HostSteps:
+    """Whole steps that are run as they are."""
+
+    def __init__(self, ops: Any, tables: Any) -> None:
+        self.ops = ops
+        self.tables = tables
+
+    def place(self, news: torch.Tensor) -> None:
+        for table, slot, index, page in news.view(-1, 4)[1 : 1 + int(news[0])].tolist():
+            self.tables.blocks[table][slot, index] = page
+
+    def step(self, inputs: Any, news: torch.Tensor, compute: Callable[[], None], trial: Any) -> torch.Tensor:
+        self.place(news)
+        compute()
+        drawn, places = self.ops.draw(trial.outputs()[-1], None), (inputs.slot_of_row.long(), inputs.seq_lens.long())
+        told: torch.Tensor = self.ops.place_tokens(*drawn, self.tables.tokens, *places)
+        return told
+
+    def tell(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens
+
+    def capture(self, *step: Any) -> Callable[[int], Any]:
+        def launch(num_rows: int) -> Any:
+            tokens = self.tell(self.step(*step)[:num_rows])
+            return SimpleNamespace(wait=lambda: (tokens,), done=lambda: True)
+
+        return launch
+
+
+class MakesWholeSteps(HostPlatformBody):
+    """Whole steps as they should be: no mutant."""
+
+    steps: type[HostSteps] = HostSteps
+
+    def whole_steps(self, ops: Any, tables: Any, parameters: Any, why_not: Any) -> Any:
+        return None if why_not else self.steps(ops, tables)
+
+
+class LatePages(MakesWholeSteps):
+    """new pages of a whole step are placed behind what reads them"""
+
+    class steps(HostSteps):
+        def step(self, inputs: Any, news: torch.Tensor, compute: Callable[[], None], trial: Any) -> torch.Tensor:
+            told = super().step(inputs, torch.zeros_like(news), compute, trial)
+            self.place(news)
+            return told
+
+
+class StalePages(MakesWholeSteps):
+    """pages that stand behind a whole step's own are placed, too"""
+
+    class steps(HostSteps):
+        def place(self, news: torch.Tensor) -> None:
+            super().place(news.clone().index_fill_(0, torch.tensor([0]), len(news) // 4 - 1))
+
+
+class OneMemory(MakesWholeSteps):
+    """a whole step tells its tokens where the one before has told its own"""
+
+    class steps(HostSteps):
+        def tell(self, tokens: torch.Tensor) -> torch.Tensor:
+            kept: torch.Tensor = self.__dict__.setdefault("kept", torch.zeros(99, dtype=torch.int32))
+            return kept[: len(tokens)].copy_(tokens)
+
+
 MUTANTS = [
     DirtyPool, OnePool, PaddedPages, OtherKind, NoProfile, ForgetsSteps, IgnoresUtilization, LateCopies, ShortRing,
     DenseOnly, Backwards, OneResult, WaitOnce, ReplaysNothing, CapturesEverything, DescendingBuckets, IdleBuckets,
-    OtherDevice, WholeRegardless,
+    OtherDevice, WholeRegardless, LatePages, StalePages, OneMemory,
 ]  # fmt: skip
 
 globals().update(suites_of(PlatformConformance, "host", MUTANTS))

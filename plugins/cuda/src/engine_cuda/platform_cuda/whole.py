@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ import triton.language as tl
 from engine.interfaces.ops import Ops, SamplingRows, StepInputs, StepTables
 from engine.interfaces.platform import Platform, Trial
 from engine.types.errors import ContractError
+from engine_cuda.platform_cuda.fetch import CudaFetch
 
 if TYPE_CHECKING:
     from engine_cuda.platform_cuda.graphs import Replay
@@ -82,42 +83,16 @@ def tell_kernel(drawn, turn, told, count, width, TURNS: tl.constexpr, ROWS: tl.c
     tl.store(out + offs, tl.load(drawn + offs, mask=mask), mask=mask)
 
 
-class Mark(Protocol):
-    """Behind work that was queued."""
+class Told(CudaFetch):
+    """Tokens that a step writes into the host's memory, for as long as no later one does."""
 
-    def query(self) -> bool:
-        """Whether it is done."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until it is."""
-        ...
-
-
-class Told:
-    """Tokens that a step writes into the host's memory, for as long as no later one does. See
-    `engine.interfaces.platform.Fetch`.
-
-    Args:
-        tokens: int32 [R], the host's. event: behind the step.
-    """
-
-    __slots__ = ("_event", "_tokens")
-
-    def __init__(self, tokens: torch.Tensor, event: Mark) -> None:
-        self._tokens = tokens
-        self._event: Mark | None = event
-
-    def done(self) -> bool:
-        return self._event is None or self._event.query()
+    __slots__ = ()
 
     def wait(self) -> tuple[torch.Tensor, ...]:
         """A copy of them: what it holds then is its own."""
         if self._event is not None:
-            self._event.synchronize()
-            self._tokens = self._tokens.clone()
-            self._event = None
-        return (self._tokens,)
+            self._hosts = tuple(host.clone() for host in super().wait())
+        return self._hosts
 
 
 class CudaWholeSteps:
@@ -136,7 +111,7 @@ class CudaWholeSteps:
         self,
         platform: Platform,
         record: Record,
-        mark: Callable[[], Mark],
+        mark: Callable[[], torch.cuda.Event],
         insists: bool,
         ops: Ops,
         tables: StepTables,
@@ -201,8 +176,8 @@ class CudaWholeSteps:
             if (earlier := self._under_way[turn]) is not None:
                 earlier.wait()
             replay()
-            told = self._under_way[turn] = Told(self._told[turn, :num_rows], self._mark())
-            self._turn = turn
+            self._turn = turn  # as the device has counted, whatever comes
+            told = self._under_way[turn] = Told((self._told[turn, :num_rows],), (), self._mark())
             return told
 
         return launch

@@ -380,6 +380,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "capture what_is_not_captured what_cannot_be_captured a_value_that_was_kept",
             ),
             Capability("replays that skip padding", "rows_that_count"),
+            Capability("decode steps as one launch, with their new pages and tokens", "whole_steps"),
         ),
         "quantization": (
             Capability("activations in {}", "linear", r"\w+-(.*)"),

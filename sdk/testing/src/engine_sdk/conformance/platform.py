@@ -26,6 +26,7 @@ from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.core_contexts import start_message
 from engine_sdk.conformance.subject import Subject
 from engine_sdk.conformance.timing import median_seconds
+from engine_sdk.conformance.whole_steps import check_whole_steps
 
 DTYPES = frozenset({"float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
 STEP_BYTES = 64 << 20
@@ -340,6 +341,12 @@ class PlatformConformance(Conformance):
             x.fill_(value)
             replay()
             assert seen[-1] == 4 * value, "the replay left out what could not be captured"
+
+    def test_whole_steps(self) -> None:
+        """Decode steps as one launch, of a platform that makes them: new pages, and tokens of many under way."""
+        platform = self.platform()
+        if getattr(platform, "whole_steps", None) is None or not check_whole_steps(platform):
+            not_served("it makes no whole steps")
 
     @classmethod
     def figure(cls) -> str | None:
