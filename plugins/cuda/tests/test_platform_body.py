@@ -13,7 +13,14 @@ from engine.interfaces.ops import OpsCard, StepTables
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
 from engine.types.parallel import Parallel
 from engine.types.start import Seat
-from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts, most_mixed, unrecorded
+from engine_cuda.platform_cuda.body import (
+    CudaPlatformBody,
+    device_index,
+    draft_graphs,
+    most_drafts,
+    most_mixed,
+    unrecorded,
+)
 from engine_cuda.platform_cuda.buckets import hidden_tokens, row_buckets, token_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
@@ -85,6 +92,8 @@ def test_drafts_are_known_by_the_manifest() -> None:
 
     assert most_drafts(start(("attention", {"num_tokens": 9}))) == 0
     assert most_drafts(start(("attention", {}), ("drafter", {"num_tokens": 3}))) == 3
+    models: Any = SimpleNamespace(drafts=[SimpleNamespace(features=width) for width in (0, 64, 64)])
+    assert draft_graphs(models) == 2 + 1 + 1
 
 
 def test_memory_of_a_pool() -> None:
@@ -318,6 +327,7 @@ def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monke
         max_num_batched_tokens=8,
         max_model_len=8,
         choices=(),
+        drafts=(),
         device="cuda",
     )
     with pytest.raises(UnfitDriverError, match="no more of this"):
@@ -335,7 +345,8 @@ def body(monkeypatch: pytest.MonkeyPatch) -> CudaPlatformBody:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
     made = object.__new__(CudaPlatformBody)
     more = {"mode": "auto", "whole": True, "asked_buckets": (1, 2, 4), "asked_mixed": "never", "max_num_seqs": 4}
-    more |= {"unrecorded": [], "most_drafts": 0, "ranks": 1, "outside": 0, "device": torch.device("cpu")}
+    more |= {"unrecorded": [], "most_drafts": 0, "draft_graphs": 0, "ranks": 1, "outside": 0}
+    more |= {"device": torch.device("cpu")}
     for name, value in more.items():
         setattr(made, f"_{name}", value)
     return made
@@ -356,6 +367,8 @@ def test_memory_is_kept_for_whole_steps_where_they_can_be(
 
     taken = 80 * GIB * 9 // 10 - body.kv_cache_memory(largest_step, 0.9).pool_bytes
     assert taken == GRAPH_BYTES * (3 if why_not else 6) and not late_kernels.serving
+    body._draft_graphs = 2
+    assert 80 * GIB * 9 // 10 - body.kv_cache_memory(lambda: None, 0.9).pool_bytes == taken + 2 * 3 * GRAPH_BYTES
     assert (made == [None]) == bool(why_not) == ("planned by the host" in caplog.text)
     again = body.whole_steps(None, tables, None, why_not)  # type: ignore[arg-type]
     assert (again is None) == bool(why_not) and len(caplog.records) == len(why_not)

@@ -51,6 +51,12 @@ def most_drafts(start: WorkerStart) -> int:
     return max((int(c.options.get("num_tokens", 0)) for c in start.choices if c.point == "drafter"), default=0)
 
 
+def draft_graphs(start: WorkerStart) -> int:
+    """Graphs of draft models for each number of rows: of a pass, and of models without features once more with its
+    inputs and its draw."""
+    return sum(1 if draft.features else 2 for draft in start.drafts)
+
+
 def most_mixed(start: WorkerStart) -> int:
     """Tokens of the largest step with prompts that is captured; 0 where prompts are of one token, and all steps are as
     decodes are."""
@@ -96,6 +102,7 @@ class CudaPlatformBody:
         self._useful_tokens = hidden_tokens(start.model.hidden_size, start.parallel.tp)
         self._most_mixed = most_mixed(start)
         self._most_drafts = most_drafts(context.start)
+        self._draft_graphs = draft_graphs(context.start)
         try:
             torch.cuda.init()
             index, self._ranks = device_index(context.start, options.ranks_per_device, torch.cuda.device_count())
@@ -199,7 +206,7 @@ class CudaPlatformBody:
         widths = {1, 1 + self._most_drafts} if self._most_drafts else {0, 1}
         buckets = {width: self.buckets(self._max_num_seqs, width) for width in widths}
         graphs = graph_bytes(step, buckets, self._max_num_seqs)
-        graphs += GRAPH_BYTES * len(buckets[1]) * self._whole  # the same once more
+        graphs += GRAPH_BYTES * len(buckets[1]) * (self._whole + self._draft_graphs)  # of the same numbers of rows
         return cache_memory(measured, utilization, self._ranks, graphs)
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
