@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 
 NOWHERE = np.iinfo(np.int32).max
+"""Behind every place."""
 
 
 class DraftModelBody:
-    """Tokens stand in the session's table, keys and values in the target's pages; by slot it keeps the one place before
-    which the draft model has computed all, and which it has not."""
+    """Tokens stand in the session's table, keys and values in the target's pages. By slot it keeps the place of a last
+    draft, which the draft model has not computed, though it has all before it. Where a request ends there, or is
+    preempted, it never will: then a page that others find in the prefix cache may lack one token of the draft model's,
+    which costs drafts and changes no output."""
 
     def __init__(self, context: WorkerContext) -> None:
         assert context.platform is not None
@@ -68,7 +71,7 @@ class DraftModelBody:
         return Drafts(torch.stack(tokens, 1), None, torch.stack(probs, 1) if probs else None)
 
     def _catch_up(self, slot: np.ndarray, num_computed: np.ndarray, session: DraftSession) -> None:
-        """Compute the last drafts of an earlier step that were kept, of slots with so many tokens."""
+        """Compute the last drafts of an earlier step that were kept, of slots with so many tokens computed."""
         late = self._behind[slot] < num_computed
         slots, start = slot[late], self._behind[slot[late]]
         self._behind[slot] = NOWHERE
