@@ -250,8 +250,8 @@ class DraftSession(Protocol):
         """One of those that the card's `models` names."""
 
     def run(self, index: int, batch: DraftBatch) -> torch.Tensor:
-        """A draft model's final hidden states [m * num_tokens, H], good until the next run: within `propose`,
-        and in `observe` before `run_step`.
+        """A draft model's final hidden states [m * num_tokens, H], good until the next run: within `propose`, and
+        in `observe` before `run_step`.
 
         Token i of a row is computed at position start + i, which is where its keys and values go. A row of which one
         lies behind those that the step is to compute of its request is computed in vain: nothing of it is kept.

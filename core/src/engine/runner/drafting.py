@@ -291,7 +291,7 @@ class Drafting(StepPart):
         has = np.flatnonzero(offset < plan.num_drafts[row])
         which = np.repeat(np.arange(len(place)), drafts.counts)  # rows stand in the same order here and there
         first, h = (offset == 0).nonzero()[0], len(has)
-        host = np.full((4, n + 1 + (n + 1) % 2), n)  # rows of 16 bytes or more, as `send` has them
+        host = np.full((4, n + 1 + (n + 1) % 2), n)  # rows begin at multiples of 16 bytes, as in `send`
         host[0, :h] = which * drafts.tokens.shape[1] + offset[has]
         host[1, :h] = drawing.slot[has].astype(np.int64) * self._tokens.shape[1] + drawing.num_tokens[has]
         host[2, :h] = has
