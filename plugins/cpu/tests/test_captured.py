@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine import LLM, SamplingParams
+from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.drafter import DraftRows, Drafts
 from engine.runner.drafting import Drafting
+from engine_cpu.attention_cpu.plan import CpuPlan
 from engine_cpu.platform_cpu.capture import Replay
 
 LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
@@ -118,13 +121,15 @@ def test_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([calls for calls in replayed if calls != decodes]) > 2 * (captures - 1), "steps with drafts are replayed"
 
 
-def test_drafts_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_of_a_model(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that are captured with their inputs and draws make the drafts that passes make that are not: of rows that
-    want other numbers of them, that draw, that have penalties, and that end at the model's last position."""
+    want other numbers of them, that draw, that have penalties, and that end at the model's last position. Attention
+    plans on the pages that a pass's rows have, of which it takes a copy, as other drivers do."""
     passes = pytest.importorskip("engine_kit.draft_pass").DraftPass
     pytest.importorskip("engine_drafters")
     proposed, drawn, found = Drafting.proposed, passes.__call__, list[Any]()
     alike = {"passes": 0}
+    fill, copies = CpuPlan.fill, dict[int, Any]()
 
     def told_of(part: Drafting, rows: DraftRows) -> Drafts | None:
         drafts = proposed(part, rows)
@@ -136,6 +141,21 @@ def test_drafts_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
         alike["passes"] += 1
         return drawn(self, rows)
 
+    def copied(plan: CpuPlan, batch: AttentionBatch) -> None:
+        fill(plan, batch)
+        if plan.whole is not None:
+            return
+        table, rows = batch.block_table, len(batch.block_table)
+        if id(plan) not in copies:
+            copies[id(plan)] = plan, torch.arange(rows), torch.empty_like(table)
+        _, every, own = copies[id(plan)]
+        size = table.stride(0) * table.itemsize
+        native.gather_rows(
+            1, table.data_ptr(), size, rows, size, every.data_ptr(), True, rows, 0, False, own.data_ptr()
+        )
+        plan.block_table = own.data_ptr()
+
+    monkeypatch.setattr(CpuPlan, "fill", copied)
     monkeypatch.setattr(Drafting, "proposed", told_of)
     monkeypatch.setattr(passes, "__call__", counted)
     drafts: dict[str, Any] = {"drafter": "draft_model", "drafter.num_tokens": 3, "drafter.cost": 0.05}

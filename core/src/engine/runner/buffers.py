@@ -1,8 +1,8 @@
 """The device's memory of slots, and the fixed buffers that a step reads.
 
-Slots are indexed 0 .. max_num_seqs - 1; one more, the scratch slot, stands for padding rows: its tokens are 0 and its
-blocks are the null page. A step's inputs are views of buffers that are allocated once, so that what was captured on
-them can be replayed.
+Slots are indexed 0 .. max_num_seqs - 1; one more, the scratch slot, stands for padding rows: its first token is 0,
+and its blocks are the null page. A step's inputs are views of buffers that are allocated once, so that what was
+captured on them can be replayed.
 """
 
 from __future__ import annotations

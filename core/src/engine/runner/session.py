@@ -84,42 +84,37 @@ class Session:
         self._buffers = StepBuffers(platform, slots, attention.groups, rows, tokens, share) if models else None
         self._captured: dict[tuple[int, int], Step] = {}
         self._passes: dict[tuple[int, int], Any] = {}
-        alone = start.place.cp_size == 1 and attention.states is None  # rows of the trial share a page
+        alone = start.place.cp_size == 1 and attention.states is None and not rejects
         more = self._buffers, sampler, self.limit, start.model.vocab_size, skips_padding
-        captures = draft_pass is not None and alone and not rejects
-        self._draft_pass = partial(draft_pass, platform, ops, slots.tables, *more) if captures else None
+        self._draft_pass = partial(draft_pass, platform, ops, slots.tables, *more) if draft_pass and alone else None
         self._eager: Step | None = None
 
     def capture(self) -> None:
         """Capture what can be, once, before anything is proposed. The attention is bound to the pool."""
-        for index, draft in enumerate(self._start.drafts):
+        platform, attention, start = self._platform, self._attention, self._start
+        for index, draft in enumerate(start.drafts):
+            bodies = [attention.backend(group) for group in self._groups[index]]
+            whole = not draft.features and all(getattr(body, "plans_by_launches", False) for body in bodies)
             steps: dict[tuple[int, int], Step] = {}
             for bucket in reversed(self._buckets if self._groups[index] else ()):
                 assert self._buffers is not None
-                step = Step(self._buffers.frame(bucket, bucket, 1), [None] * len(self._attention.groups))
+                step = Step(self._buffers.frame(bucket, bucket, 1), [None] * len(attention.groups))
                 if draft.features:
-                    dtype, device = getattr(torch, self._start.dtype), self._platform.device
+                    dtype, device = getattr(torch, start.dtype), platform.device
                     step.more = {"features": torch.zeros(bucket, draft.features, dtype=dtype, device=device)}
-                trial = DecodeTrial(
-                    self._platform,
-                    self._buffers,
-                    self._attention,
-                    step,
-                    self._start.model.vocab_size,
-                    self._start.max_model_len,
-                    partial(self._plan, index, step, keep=True),
-                    tuple(step.more.values()),
-                )
+                plan, more = partial(self._plan, index, step, keep=True), tuple(step.more.values())
+                sizes = start.model.vocab_size, start.max_model_len
+                trial = DecodeTrial(platform, self._buffers, attention, step, *sizes, plan, more)
                 forward = partial(self._compute, index, step)
                 key = CaptureKey(bucket, of=f"draft{index}")
-                step.run = self._platform.capture(forward, key, trial.trial)
+                step.run = platform.capture(forward, key, trial.trial)
                 if step.run is forward:
                     break
                 steps[index, bucket] = step
-                if self._draft_pass is not None and not draft.features:
-                    own, drawn = Step(step.frame, step.plans), self._draft_pass(step.frame, trial.plan)
-                    forward, of = partial(self._compute, index, own), self._models[index]
-                    if drawn.capture(forward, own, of, key, trial.trial, self._attention.pool):
+                if self._draft_pass is not None and whole:
+                    drawn, ids = self._draft_pass(step.frame, plan), step.frame.inputs.token_ids
+                    hidden = partial(self._forward, index, step.frame, ids, {})
+                    if drawn.capture(hidden, self._models[index], key, trial.trial, attention.pool):
                         self._passes[index, bucket] = drawn
             else:
                 self._captured |= steps

@@ -1,5 +1,6 @@
-"""Drafts of a draft model, one after the other, with one launch for each: a step's inputs from the tables of slots, the
-model, its logits, the draw, and the draft where the next pass reads it. Elsewhere each of these is launched by itself.
+"""Drafts of a draft model, one after the other, with one launch for each: a step's inputs from the tables of slots,
+attention's plans of these, the model, its logits, the draw, and the draft where the next pass reads it. Elsewhere each
+is launched by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ class Frame(Protocol):
 
     num_rows: int
     inputs: StepInputs
-    header_host: np.ndarray
 
 
 class Sent(Protocol):
@@ -38,12 +38,6 @@ class Buffers(Protocol):
     """Fills them: `engine.runner.buffers.StepBuffers`."""
 
     def fill(self, frame: Frame, plan: StepPlan, *, places: np.ndarray) -> Sent: ...
-
-
-class Pass(Protocol):
-    """A pass of the model alone: `engine.runner.step.Step`. `hidden`: [R, H], where it leaves them."""
-
-    hidden: torch.Tensor | None
 
 
 class Uploaded(Protocol):
@@ -73,7 +67,8 @@ class DraftPass:
         limit: int32 [slots]; the tokens that each has pages for.
         vocab_size: of the models.
         skips_padding: see `engine.interfaces.platform.PlatformCard`.
-        frame: of a pass. attend: plans attention for it.
+        frame: of a pass.
+        attend: plans attention for it anew, by launches alone: the tables that it reads are filled in the same launch.
     """
 
     calls = ("prepare_inputs", "draw", "place_tokens")
@@ -104,7 +99,7 @@ class DraftPass:
         self._attend = attend
         self._padding = len(tables.tokens) - 1
         rows = frame.num_rows
-        self._host_places = np.zeros((2, rows), np.int64)
+        self._host_places = np.ones((2, rows), np.int64)
         nobody = np.zeros(rows, np.int32)
         places = self._buffers.fill(self._frame, _decodes(nobody, nobody), places=self._host_places).places
         assert places is not None
@@ -120,22 +115,21 @@ class DraftPass:
         self._replay: Callable[..., None] | None = None
 
     def capture(
-        self, forward: Callable[[], None], left: Pass, model: Model, key: CaptureKey, trial: Trial, pool: torch.Tensor
+        self, forward: Callable[[], torch.Tensor], model: Model, key: CaptureKey, trial: Trial, pool: torch.Tensor
     ) -> bool:
         """Whether it is captured; else the platform has told why not.
 
         Args:
-            forward: from the frame's inputs to the hidden states that are `left`. trial: of it.
+            forward: from the frame's inputs to hidden states, [R, H]. trial: of the pass alone.
             model: that gives their logits.
-            pool: whose null page is every block of every slot.
+            pool: whose null page is every block of every slot: the trial's rows share it, which states do not allow.
         """
         tokens = self._tables.tokens
 
         def compute() -> None:
             self._ops.prepare_inputs(self._tables, self._frame.inputs)
-            forward()
-            assert left.hidden is not None
-            drawn, broken = self._ops.draw(model.logits(left.hidden), self._rows)
+            self._attend()
+            drawn, broken = self._ops.draw(model.logits(forward()), self._rows)
             self._ops.place_tokens(drawn, broken, tokens, self._slot, self._places[0])
             self._drawn[:] = [drawn]
 
@@ -147,6 +141,8 @@ class DraftPass:
                 torch.arange(tokens.shape[1], device=tokens.device) * 7919 + 31 * number + 1
             ) % self._vocab_size
             self._slot.fill_(self._padding)
+            self._places[1].fill_(number)
+            self._rows.seed.fill_(number)
             self._rows.temperature.fill_(number)
             self._rows.top_p.fill_(1)
 
@@ -166,10 +162,9 @@ class DraftPass:
         self._take(self._sampler.uploaded(rows.slot), m)
         for ahead in range(k):
             if 0 < ahead < alike:
-                self._advance(m)
+                self._advance()
             else:
                 self._fill(rows, first + ahead)
-            self._attend()
             self._replay(*counted)
             drafts[:, ahead] = self._drawn[0][:m]
         return drafts
@@ -191,13 +186,12 @@ class DraftPass:
         fits, m = start < self._limit[rows.slot], len(start)
         at = np.minimum(start + 1, self._tables.tokens.shape[1] - 1)
         self._host_places[:, :m] = self._sampler.places(rows._replace(num_tokens=at))
-        self._host_places[:, m:] = 0
+        self._host_places[:, m:] = 1  # padding's slot keeps its first token, which is read
         plan = _decodes(np.where(fits, rows.slot, self._padding).astype(np.int32), np.where(fits, start, 0))
         self._buffers.fill(self._frame, plan, places=self._host_places)
 
-    def _advance(self, m: int) -> None:
+    def _advance(self) -> None:
         """The pass behind the last one, of the same rows."""
-        self._frame.header_host[1:3, :m] += 1  # computed tokens and lengths
         self._frame.inputs.num_computed.add_(1)
         self._frame.inputs.seq_lens.add_(1)
         self._places.add_(1)

@@ -46,6 +46,7 @@ class CpuAttentionBody:
     """
 
     capture_level: CaptureLevel = "any"
+    plans_by_launches = True
 
     def __init__(self, context: WorkerContext) -> None:
         options: CpuAttentionOptions = context.options
