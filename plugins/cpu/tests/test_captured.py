@@ -132,9 +132,9 @@ def test_drafts_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append([row[:n].tolist() for row, n in zip(drafts.tokens, rows.num_drafts.tolist(), strict=True)])
         return drafts
 
-    def counted(self: Any, rows: DraftRows, last: bool) -> Any:
+    def counted(self: Any, rows: DraftRows) -> Any:
         alike["passes"] += 1
-        return drawn(self, rows, last)
+        return drawn(self, rows)
 
     monkeypatch.setattr(Drafting, "proposed", told_of)
     monkeypatch.setattr(passes, "__call__", counted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,43 +45,50 @@ class TestDraftModel(DrafterConformance):
         slot, first, counts = rows.slot, rows.num_tokens - 1, [len(of_row) for of_row in drafts]
         if "prompt" in more:
             slot, first, counts = np.append(slot, SLOTS - 1).astype(np.int32), np.append(first, 0), [*counts, 0]
-        plan = StepPlan(
-            step_id=0, slot_of_row=slot, num_computed=first.astype(np.int32), num_tokens=1 + np.array(counts, np.int32),
-            samples=np.ones(len(slot), bool), num_decodes=0, new_slots=[], new_blocks=[],
-            num_drafts=np.array(counts, np.int32),
+        step = drafted_step(
+            slot, first, counts,
             copies=PageCopies(table=slot[:1] * 0, source=slot[:1], destination=slot[1:2]) if "copies" in more else None,
             given_drafts=GivenDrafts(row=slot[:1], tokens=table[:1, :1].numpy()) if "given" in more else None,
         )  # fmt: skip
-        nothing = torch.empty(0)
-        step = Observed(plan, nothing, nothing, {}, nothing, nothing)
         drafter.observe(step, session)
         assert len(steps) == bool(more)
         drafter.observe(step, session)
         assert len(steps) == bool(more) + 1, "of another step nothing is known"
 
-    def test_no_last_pass_is_made_for_steps_that_are_computed_anyway(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where others are in two steps one after the other, none is made for the next, until a step has no others."""
+    @pytest.mark.parametrize("then", ["drafts", "others"])
+    def test_the_last_draft_is_computed_once_it_was_kept(self, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By a pass of those rows alone, before drafts are made again, or a step is computed that has others in it."""
         drafter, rows, table = self.make(), self.rows(3, 6), self.table(3)
-        session, most = self.session(drafter), int(rows.num_drafts.max())
-        passes, steps, run = list[DraftBatch](), list[TargetStep](), session.run
-        monkeypatch.setattr(session, "draft", lambda index, rows, last: None)
-        monkeypatch.setattr(session, "run", lambda index, batch: (passes.append(batch), run(index, batch))[1])
+        session, passes, steps = self.session(drafter), list[DraftBatch](), list[TargetStep]()
+        run, most = session.run, int(rows.num_drafts.max())
         self._enter(drafter, rows, table)
+        counts = [len(drafts) for drafts in self.drafted(drafter, rows, table)]
+        monkeypatch.setattr(session, "draft", lambda index, rows: None)
+        monkeypatch.setattr(session, "run", lambda index, batch: (passes.append(batch), run(index, batch))[1])
         monkeypatch.setattr(session, "run_step", lambda index, step, features=None: steps.append(step))
-        nothing, told = torch.empty(0), []
-        for others in (1, 1, 1, 0, 0):
-            passes.clear()
-            steps.clear()
-            counts = [len(of_row) for of_row in self.drafted(drafter, rows, table)] + [0] * others
-            slot = np.append(rows.slot, [SLOTS - 1] * others).astype(np.int32)
-            plan = StepPlan(
-                step_id=0, slot_of_row=slot, num_computed=np.append(rows.num_tokens - 1, [0] * others).astype(np.int32),
-                num_tokens=1 + np.array(counts, np.int32), samples=np.ones(len(slot), bool), num_decodes=0,
-                new_slots=[], new_blocks=[], num_drafts=np.array(counts, np.int32),
-            )  # fmt: skip
-            drafter.observe(Observed(plan, nothing, nothing, {}, nothing, nothing), session)
-            told.append((len(passes) - most, len(steps)))
-        assert told == [(1, 1), (1, 1), (0, 1), (0, 1), (1, 0)]
+        drafter.observe(drafted_step(rows.slot, rows.num_tokens - 1, counts), session)
+        assert not passes and not steps
+        after = rows._replace(num_tokens=rows.num_tokens + rows.num_drafts + 1)  # all were kept
+        if then == "drafts":
+            self.drafted(drafter, after, table)
+        else:
+            drafter.observe(drafted_step(after.slot, after.num_tokens - 1, [0] * len(counts)), session)
+        late = rows.num_drafts == most
+        assert 0 < late.sum() < len(late) and len(steps) == (then == "others")
+        assert (passes[0].slot == rows.slot[late]).all() and (passes[0].start == after.num_tokens[late] - 2).all()
+        passes.clear()
+        self.drafted(drafter, after, table)
+        assert len(passes) == most
+
+
+def drafted_step(slot: np.ndarray, first: np.ndarray, counts: Sequence[int], **more: Any) -> TargetStep:
+    """A step of rows that have so many drafts."""
+    num_drafts, nothing = np.array(counts, np.int32), torch.empty(0)
+    plan = StepPlan(
+        step_id=0, slot_of_row=slot, num_computed=first.astype(np.int32), num_tokens=1 + num_drafts, num_decodes=0,
+        samples=np.ones(len(slot), bool), new_slots=[], new_blocks=[], num_drafts=num_drafts, **more,
+    )  # fmt: skip
+    return Observed(plan, nothing, nothing, {}, nothing, nothing)
 
 
 def launched(model: str = TARGET, draft: str | None = DRAFT, **settings: Any) -> Launch:

@@ -259,9 +259,9 @@ class OneForm(Plain):
         self.times = need.num_q_heads // need.num_kv_heads
         return super().cache(need, group, pages)
 
-    def forward(self, layer: AttentionLayer, *given: Any) -> None:
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
         self.encoder = layer.group.kind == "encoder"
-        super().forward(layer, *given)
+        super().forward(layer, q, k, v, cache, plan, out, lse)
 
     def repeated(self, x: torch.Tensor, times: int) -> torch.Tensor:
         return super().repeated(x, times if self.encoder else self.times)

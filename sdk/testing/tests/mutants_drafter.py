@@ -392,14 +392,14 @@ class SharpenedQ(WithModel):
 
 
 class LeavesTheLastOut(WithModel):
-    """the last of a session's drafts is taken for computed, which it was not asked to be"""
+    """the last of a session's drafts is taken for computed, which it is not"""
 
     def observe(self, step: TargetStep, session: DraftSession) -> None:
         if step.plan.num_drafts is None:
             session.run_step(0, step)
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
-        drafts = session.draft(0, rows, False)
+        drafts = session.draft(0, rows)
         if drafts is not None:
             return Drafts(drafts)
         token, chosen = session.tokens[rows.slot, rows.num_tokens - 1], []

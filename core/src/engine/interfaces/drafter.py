@@ -250,7 +250,8 @@ class DraftSession(Protocol):
         """One of those that the card's `models` names."""
 
     def run(self, index: int, batch: DraftBatch) -> torch.Tensor:
-        """A draft model's final hidden states [m * num_tokens, H], good until the next run: within `propose`.
+        """A draft model's final hidden states [m * num_tokens, H], good until the next run: within `propose`,
+        and in `observe` before `run_step`.
 
         Token i of a row is computed at position start + i, which is where its keys and values go. A row of which one
         lies behind those that the step is to compute of its request is computed in vain: nothing of it is kept.
@@ -276,12 +277,10 @@ class DraftSession(Protocol):
             ahead: how many drafts stand between the row's last token and this one.
         """
 
-    def draft(self, index: int, rows: DraftRows, last: bool) -> torch.Tensor | None:
+    def draft(self, index: int, rows: DraftRows) -> torch.Tensor | None:
         """Chains as `Drafts.tokens` has them, by a model without features: what `run` of one token a row,
         `Model.logits` and `draw` give, pass after pass, each captured as one launch. None where that is not captured,
         and where drafts come with q. Minor 2.
-
-        last: whether the last drafts, too, are computed, so that they may be kept.
         """
 
 

@@ -179,7 +179,7 @@ class WholeSteps(Protocol):
         self, inputs: StepInputs, news: torch.Tensor, compute: Callable[[], None], trial: Trial
     ) -> Callable[[int], Fetch] | None:
         """A step of R rows of one token. None where it cannot be captured, which the platform has told; else what
-        launches it and gives one tensor, the tokens of so many rows, as `Ops.place_tokens` does, on their way.
+        launches it and gives one tensor, so many rows' tokens as of `Ops.place_tokens`: no later launch changes it.
 
         inputs: their first four are filled before each launch. news: int32, device, filled as they are: how many pages
         are new, three words of nothing, then of each its table's number, slot, index and page; the launch puts them

@@ -117,7 +117,7 @@ class Session:
                     break
                 steps[index, bucket] = step
                 if self._draft_pass is not None and not draft.features:
-                    own, drawn = Step(step.frame, step.plans), self._draft_pass(step, trial.plan)
+                    own, drawn = Step(step.frame, step.plans), self._draft_pass(step.frame, trial.plan)
                     forward, of = partial(self._compute, index, own), self._models[index]
                     if drawn.capture(forward, own, of, key, trial.trial, self._attention.pool):
                         self._passes[index, bucket] = drawn
@@ -182,9 +182,9 @@ class Session:
             logits.masked_fill_(broken.unsqueeze(1), 0.0)
         return self._sampler.draft(logits, rows.slot, rows.num_tokens + ahead, self._rejects)
 
-    def draft(self, index: int, rows: DraftRows, last: bool) -> torch.Tensor | None:
+    def draft(self, index: int, rows: DraftRows) -> torch.Tensor | None:
         drawn = self._passes.get((index, self._bucket(len(rows.slot))))
-        return None if drawn is None else drawn(rows, last)
+        return None if drawn is None else drawn(rows)
 
     def _captured_step(self, index: int, batch: DraftBatch) -> Step | None:
         """That computes a batch; None where it has to run as it is."""

@@ -41,11 +41,9 @@ class Buffers(Protocol):
 
 
 class Pass(Protocol):
-    """A pass of the model alone, captured: `engine.runner.step.Step`. `hidden`: [R, H], where it leaves them."""
+    """A pass of the model alone: `engine.runner.step.Step`. `hidden`: [R, H], where it leaves them."""
 
-    frame: Frame
     hidden: torch.Tensor | None
-    run: Callable[..., None] | None
 
 
 class Uploaded(Protocol):
@@ -75,8 +73,7 @@ class DraftPass:
         limit: int32 [slots]; the tokens that each has pages for.
         vocab_size: of the models.
         skips_padding: see `engine.interfaces.platform.PlatformCard`.
-        plain: the pass alone.
-        attend: plans attention for it.
+        frame: of a pass. attend: plans attention for it.
     """
 
     calls = ("prepare_inputs", "draw", "place_tokens")
@@ -92,7 +89,7 @@ class DraftPass:
         limit: np.ndarray,
         vocab_size: int,
         skips_padding: bool,
-        plain: Pass,
+        frame: Frame,
         attend: Callable[[], None],
     ) -> None:
         self._platform = platform
@@ -103,11 +100,10 @@ class DraftPass:
         self._limit = limit
         self._vocab_size = vocab_size
         self._skips_padding = skips_padding
-        self._plain = plain
+        self._frame = frame
         self._attend = attend
-        self._frame = plain.frame
         self._padding = len(tables.tokens) - 1
-        rows = self._frame.num_rows
+        rows = frame.num_rows
         self._host_places = np.zeros((2, rows), np.int64)
         nobody = np.zeros(rows, np.int32)
         places = self._buffers.fill(self._frame, _decodes(nobody, nobody), places=self._host_places).places
@@ -160,26 +156,22 @@ class DraftPass:
         self._replay = None if replay is compute else replay
         return self._replay is not None
 
-    def __call__(self, rows: DraftRows, last: bool) -> torch.Tensor:
+    def __call__(self, rows: DraftRows) -> torch.Tensor:
         """See `engine.interfaces.drafter.DraftSession.draft`."""
-        assert self._replay is not None and self._plain.run is not None
+        assert self._replay is not None
         m, k, first = len(rows.slot), int(rows.num_drafts.max()), rows.num_tokens - 1
         counted = [m] if self._skips_padding else []
         alike = int((self._limit[rows.slot] - first).min())  # so many passes have pages for all rows
         drafts = torch.empty(m, k, dtype=torch.int32, device=self._slot.device)
         self._take(self._sampler.uploaded(rows.slot), m)
-        for ahead in range(k + last):
+        for ahead in range(k):
             if 0 < ahead < alike:
                 self._advance(m)
             else:
                 self._fill(rows, first + ahead)
             self._attend()
-            if ahead < k:
-                self._replay(*counted)
-                drafts[:, ahead] = self._drawn[0][:m]
-            else:
-                self._ops.prepare_inputs(self._tables, self._frame.inputs)
-                self._plain.run(*counted)
+            self._replay(*counted)
+            drafts[:, ahead] = self._drawn[0][:m]
         return drafts
 
     def _take(self, uploaded: Uploaded, m: int) -> None:

@@ -2,7 +2,7 @@
 
 The draft model computes what the target computes, so that it has keys and values of every token that the target has:
 while drafts are made, one by one, each from the one before, where a step computes these alone; else when the step is
-observed.
+observed. The last of the drafts is computed once it was kept.
 """
 
 from __future__ import annotations
@@ -20,60 +20,66 @@ if TYPE_CHECKING:
     from engine.types.plan import NewSlot, StepPlan
 
 
-MISSES = 2
-"""Steps in a row that computed something beside what was drafted for, after which the next is taken to do so too."""
+NOWHERE = np.iinfo(np.int32).max
 
 
 class DraftModelBody:
-    """Keeps nothing itself: tokens stand in the session's table, keys and values in the target's pages."""
+    """Tokens stand in the session's table, keys and values in the target's pages; by slot it keeps the one place before
+    which the draft model has computed all, and which it has not."""
 
     def __init__(self, context: WorkerContext) -> None:
         assert context.platform is not None
         self._platform = context.platform
+        self._behind = np.full(context.start.max_num_seqs + 1, NOWHERE, np.int32)
         self._proposed: DraftRows | None = None  # for the step that begins
-        self._misses = 0
         self._early = context.start.parallel.pp > 1  # then drafts come back with a plan, whose step is computed anyway
 
     def enter(self, new: NewSlot) -> None:
-        """Nothing is kept of a request."""
+        self._behind[new.slot] = NOWHERE
 
     def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
-        """Nothing is kept."""
+        """What is kept of the slot is of nobody."""
 
     def observe(self, step: TargetStep, session: DraftSession) -> None:
         """The draft model computes the step's tokens too, drafts included, where it has not while it proposed them:
         what it has of wrong ones is written again when their places are computed again."""
         rows, self._proposed = self._proposed, None
-        alone, foreseen = rows is not None and _computes(step.plan, rows), self._misses < MISSES
-        if not (alone and foreseen):
+        if rows is not None and _computes(step.plan, rows):
+            self._behind[rows.slot] = rows.num_tokens - 1 + rows.num_drafts.max()
+        else:
+            self._catch_up(step.plan.slot_of_row, step.plan.num_computed, session)
             session.run_step(0, step)
-        if rows is not None:
-            self._misses = 0 if alone else self._misses + 1
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
-        """The first pass computes each row's last token, which the target computes in the step that begins; one more
-        than there are drafts leaves keys and values of the last of them, which may be kept; not where the step itself
-        will be computed, since rows that draft nothing are in it."""
-        kept = not self._early and self._misses < MISSES
-        if (chains := session.draft(0, rows, kept)) is not None:
-            self._proposed = None if self._early else rows
+        """The first pass computes each row's last token, which the target computes in the step that begins, and each
+        after it the draft before."""
+        model, start = session.model(), rows.num_tokens - 1
+        self._catch_up(rows.slot, start, session)
+        self._proposed = None if self._early else rows
+        if (chains := session.draft(0, rows)) is not None:
             return Drafts(chains)
-        model, start, most = session.model(), rows.num_tokens - 1, int(rows.num_drafts.max())
-        host = np.array((rows.slot, start), np.int64)
-        last = torch.empty(host.shape, dtype=torch.int64, device=session.tokens.device)
-        self._platform.to_device(torch.from_numpy(host), last)
-        token = session.tokens[last[0], last[1]]
-        tokens, probs = [], []
-        for ahead in range(most):
+        token, tokens, probs = self._tokens(rows.slot, start, session), [], []
+        for ahead in range(int(rows.num_drafts.max())):
             hidden = session.run(0, DraftBatch(rows.slot, start + ahead, 1, token))
             token, q = session.draw(model.logits(hidden), rows, ahead)
             tokens.append(token)
             if q is not None:
                 probs.append(q)
-        if kept:
-            session.run(0, DraftBatch(rows.slot, start + most, 1, token))
-        self._proposed = None if self._early else rows
         return Drafts(torch.stack(tokens, 1), None, torch.stack(probs, 1) if probs else None)
+
+    def _catch_up(self, slot: np.ndarray, num_computed: np.ndarray, session: DraftSession) -> None:
+        """Compute the last drafts of an earlier step that were kept, of slots with so many tokens."""
+        late = self._behind[slot] < num_computed
+        slots, start = slot[late], self._behind[slot[late]]
+        self._behind[slot] = NOWHERE
+        if len(slots):
+            session.run(0, DraftBatch(slots, start, 1, self._tokens(slots, start, session)))
+
+    def _tokens(self, slot: np.ndarray, place: np.ndarray, session: DraftSession) -> torch.Tensor:
+        host = np.array((slot, place), np.int64)
+        at = torch.empty(host.shape, dtype=torch.int64, device=session.tokens.device)
+        self._platform.to_device(torch.from_numpy(host), at)
+        return session.tokens[at[0], at[1]]
 
 
 def _computes(plan: StepPlan, rows: DraftRows) -> bool:

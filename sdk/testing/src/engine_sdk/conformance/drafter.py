@@ -99,11 +99,12 @@ class ScriptedSession:
         self.tokens = table
         if rows is not None:
             ends = (rows.num_tokens + rows.num_drafts).tolist()
-            self._limits = dict(zip(rows.slot.tolist(), ends, strict=True))
+            self._limits |= zip(rows.slot.tolist(), ends, strict=True)
         return self
 
     def forget(self, slot: int) -> None:
         """Another request has the slot."""
+        self._limits.pop(slot, None)
         for model in self._models:
             model.kept[slot] = torch.nan
 
@@ -121,7 +122,7 @@ class ScriptedSession:
             assert all(bit & 1 == 0 for bit in bits), "a node does not see itself"
         once = slots if batch.hidden is None else list(zip(slots, starts, strict=True))
         assert len(set(once)) == len(once), "a slot stands in two rows, or a place of it"
-        assert set(slots) <= self._limits.keys(), "a draft model runs for a slot that wants no drafts"
+        assert set(slots) <= self._limits.keys(), "a draft model runs for a request that has wanted no drafts"
         for i, (slot, start, hides) in enumerate(zip(slots, starts, bits, strict=True)):
             assert start >= 0, "a position before the first"
             own, place = slice(i * each, (i + 1) * each), (slot, start)
@@ -145,18 +146,17 @@ class ScriptedSession:
             hidden.append(self._models[index].compute(slot, first, tokens, of_row))
         return F.pad(torch.cat(hidden), (0, 0, 0, len(step.next_tokens) - start), value=torch.nan)
 
-    def draft(self, index: int, rows: DraftRows, last: bool) -> torch.Tensor | None:
+    def draft(self, index: int, rows: DraftRows) -> torch.Tensor | None:
         """See `DraftSession.draft`; None but where these tests play a session that captures."""
         self.asked = True
         if not self._captures or self._rejects:
             return None
         slot, start = (torch.from_numpy(column).long() for column in (rows.slot, rows.num_tokens - 1))
         token, drafts = self.tokens[slot, start], []
-        for ahead in range(int(rows.num_drafts.max()) + last):
+        for ahead in range(int(rows.num_drafts.max())):
             hidden = self.run(index, DraftBatch(rows.slot, rows.num_tokens - 1 + ahead, 1, token))
-            if ahead < rows.num_drafts.max():
-                token, _ = self.draw(self._models[index].logits(hidden), rows, ahead)
-                drafts.append(token)
+            token, _ = self.draw(self._models[index].logits(hidden), rows, ahead)
+            drafts.append(token)
         return torch.stack(drafts, 1)
 
     def draw(self, logits: torch.Tensor, rows: DraftRows, ahead: int) -> tuple[torch.Tensor, torch.Tensor | None]:
