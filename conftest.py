@@ -150,6 +150,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 self._reschedule(other)
             return crashed
 
+        def _reschedule(self, node: Any) -> None:
+            """But not one that still collects, in the place of another that has ended: xdist would fail over it."""
+            if node in self.registered_collections:
+                super()._reschedule(node)
+
         def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
             scope = self._split_scope(self.registered_collections[node][item_index])
             super().mark_test_complete(node, item_index, duration)

@@ -14,7 +14,9 @@ globals().update(runpy.run_path({str(ROOT / "conftest.py")!r}))
 pytest_runtest_setup.__globals__["LONGEST"] = 2.0
 """
 TESTS = """
-import subprocess, sys, threading, pytest
+import subprocess, sys, threading, time, pytest
+
+time.sleep(1)  # both processes that take others' places collect at the same time
 
 class TestFirst:
     @pytest.mark.parametrize("i", range(20))
@@ -35,6 +37,11 @@ def endless():
 
 def test_fails_first(endless):
     raise ValueError
+
+def test_one(): pass
+def test_two(): pass
+def test_three(): pass
+def test_four(): pass
 """
 
 
@@ -48,7 +55,7 @@ def test_it_fails_by_name_and_all_others_are_run(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *flags], cwd=tmp_path, env=outer, capture_output=True, text=True, timeout=120
     )
-    assert "3 failed, 28 passed" in run.stdout, run.stdout + run.stderr  # one fails before it waits
+    assert "3 failed, 32 passed" in run.stdout, run.stdout + run.stderr  # one fails before it waits
     assert "test_waits[7]'" in run.stdout and "test_fails_first'" in run.stdout
     assert "in test_waits\n" in run.stderr and "in endless\n" in run.stderr
     assert not Path("/proc", (tmp_path / "left").read_text()).exists()

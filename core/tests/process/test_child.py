@@ -294,7 +294,7 @@ STARTS_ANOTHER = """
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux names other first processes than its own")
 def test_one_that_this_process_inherits_ends_with_its_parent(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a container's first process does: those of a child that was killed, stopped ones too, and nobody else."""
-    monkeypatch.setattr(local, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(local, "LEAVE_SECONDS", 0.3)
     child, other = play(STARTS_ANOTHER), play(STARTS_ANOTHER)
     inherited, others = (psutil.Process(int(hear(one))) for one in (child, other))
     prctl, subreaper = ctypes.CDLL(None).prctl, 36

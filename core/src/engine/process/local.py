@@ -127,7 +127,7 @@ class LocalProcess:
         for child in children:
             with contextlib.suppress(psutil.Error):
                 child.kill()
-                child.wait(ENDED_SECONDS)  # nobody else reaps what this process has inherited
+                child.wait(LEAVE_SECONDS if child.ppid() == os.getpid() else 0)  # nobody else reaps what it inherits
 
     def describe(self) -> str:
         code = self.poll()

@@ -202,8 +202,6 @@ class HummingBody(ReadsStored):
 
     def packed_bytes(self, packed: Any) -> int:
         """Codes, scales, zeros and bias, with their padding; locks, and what says how inputs are ordered."""
-        if not isinstance(packed, Layer | OneExpert):
-            return self._others.packed_bytes(packed)
         if isinstance(packed, OneExpert):
             if packed.codes is None:
                 return packed.joined_bytes if packed.alone is None else self.packed_bytes(packed.alone)
@@ -211,15 +209,17 @@ class HummingBody(ReadsStored):
             # Codes lie a byte each until they are joined.
             size = packed.codes.codes.numel() * packed.codes.bits // 8
             return size + sum(tensor.nbytes for tensor in held if tensor is not None)
+        if not isinstance(packed, Layer):
+            return self._others.packed_bytes(packed)
         order = 0 if packed.order is None else packed.order.nbytes
         return order + sum(tensor.nbytes for tensor in packed.tensors.values())
 
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """x [T, I] -> [T, O] in x's dtype."""
-        if not isinstance(packed, Layer | OneExpert):
-            return self._others.linear(x, packed)
         if isinstance(packed, OneExpert):
             packed = self._alone(packed)
+        if not isinstance(packed, Layer):
+            return self._others.linear(x, packed)
         return self._multiply(x if packed.order is None else x.index_select(1, packed.order), packed)
 
     def _alone(self, one: OneExpert) -> Layer:

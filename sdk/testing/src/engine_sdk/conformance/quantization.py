@@ -375,12 +375,10 @@ class QuantizationConformance(Conformance):
         for dtype in dtypes or [self.any_dtype(kind)]:
             body, ops = self.make(kind, dtype), self.row_operations(dtype)
             weight, bias = self.numbers(37, 100, dtype="float32"), self.numbers(37, dtype=dtype, seed=1)
-            added = bias if dtype == dtypes[0] else None
-            rounds = check_rounded_rows(
-                body, ops, body.pack(*whole_layer(kind, weight, added)), 100, self.numbers, dtype
-            )
-            if rounds and added is not None:
+            packed = body.pack(*whole_layer(kind, weight, None if rounds else bias))
+            if check_rounded_rows(body, ops, packed, 100, self.numbers, dtype) and not rounds:
                 self._check_any_rows(self.layer(weight, bias, kind, dtype), ops, dtype)
+                rounds = True
         if not rounds:
             not_served("no rows are rounded as they are made: `pack` gives no RoundsRows, or `rounds` says so")
 
