@@ -16,6 +16,7 @@ from engine import LLM, SamplingParams
 from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.drafter import DraftRows, Drafts
 from engine.runner.drafting import Drafting
+from engine_cpu.attention_cpu.body import CpuAttentionBody
 from engine_cpu.attention_cpu.plan import CpuPlan
 from engine_cpu.platform_cpu.capture import Replay
 
@@ -163,6 +164,25 @@ def test_drafts_of_a_model(native: Any, monkeypatch: pytest.MonkeyPatch) -> None
     half = len(found) // 2
     assert found[:half] == found[half:] and alike["passes"] == half > 10
     assert len({len(row) for rows in found for row in rows}) > 1, "all rows want as many drafts"
+
+
+def test_drafts_where_the_host_plans_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It plans on tables that are filled before: then no pass is launched with what fills them."""
+    passes = pytest.importorskip("engine_kit.draft_pass").DraftPass
+    pytest.importorskip("engine_drafters")
+    proposed, found = Drafting.proposed, list[Drafts | None]()
+    monkeypatch.setattr(CpuAttentionBody, "plans_by_launches", False)
+    monkeypatch.delattr(passes, "capture")
+
+    def told_of(part: Drafting, rows: DraftRows) -> Drafts | None:
+        found.append(proposed(part, rows))
+        return found[-1]
+
+    monkeypatch.setattr(Drafting, "proposed", told_of)
+    drafts: dict[str, Any] = {"drafter": "draft_model", "drafter.num_tokens": 2, "drafter.cost": 0.05}
+    with LLM(**SETTINGS, dtype="float32", max_num_seqs=1, max_model_len=32, **drafts) as llm:
+        llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=6, ignore_eos=True), use_tqdm=False)
+    assert found and None not in found
 
 
 @pytest.mark.slow
