@@ -60,6 +60,7 @@ class TestDraftModel(DrafterConformance):
         """By a pass of those rows alone, before drafts are made again, or a step is computed that has others in it."""
         drafter, rows, table = self.make(), self.rows(3, 6), self.table(3)
         session, passes, steps = self.session(drafter), list[DraftBatch](), list[TargetStep]()
+        drafter._block_size = 10**6
         run, most = session.run, int(rows.num_drafts.max())
         self._enter(drafter, rows, table)
         counts = [len(drafts) for drafts in self.drafted(drafter, rows, table)]
@@ -79,6 +80,22 @@ class TestDraftModel(DrafterConformance):
         passes.clear()
         self.drafted(drafter, after, table)
         assert len(passes) == most
+
+    def test_blocks_are_whole_when_their_step_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        drafter, rows, table = self.make(), self.rows(3, 6), self.table(3)
+        session, passes, most = self.session(drafter), list[DraftBatch](), int(rows.num_drafts.max())
+        run = session.run
+        self._enter(drafter, rows, table)
+        monkeypatch.setattr(session, "draft", lambda index, rows: None)
+        monkeypatch.setattr(session, "run", lambda index, batch: (passes.append(batch), run(index, batch))[1])
+        drafter._block_size = int(rows.num_tokens[0]) + most
+        self.drafted(drafter, rows, table)
+        assert len(passes) == most + 1 and (passes[-1].start == rows.num_tokens - 1 + most).all()
+        after = rows._replace(num_tokens=rows.num_tokens + rows.num_drafts + 1)
+        passes.clear()
+        drafter._block_size = 10**6
+        self.drafted(drafter, after, table)
+        assert len(passes) == most, "nothing is behind"
 
 
 def drafted_step(slot: np.ndarray, first: np.ndarray, counts: Sequence[int], **more: Any) -> TargetStep:

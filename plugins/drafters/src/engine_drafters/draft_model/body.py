@@ -2,7 +2,8 @@
 
 The draft model computes what the target computes, so that it has keys and values of every token that the target has:
 while drafts are made, one by one, each from the one before, where a step computes these alone; else when the step is
-observed. The last of the drafts is computed once it was kept.
+observed. The last of the drafts is computed once it was kept, but where a block of the cache ends with it: such a block
+is found, and saved, as it is when the step ends.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ NOWHERE = np.iinfo(np.int32).max
 
 class DraftModelBody:
     """Tokens stand in the session's table, keys and values in the target's pages. By slot it keeps the place of a last
-    draft, which the draft model has not computed, though it has all before it. Where a request ends there, or is
-    preempted, it never will: then a page that others find in the prefix cache may lack one token of the draft model's,
-    which costs drafts and changes no output."""
+    draft, which the draft model has not computed, though it has all before it. Where a request is preempted then, or
+    ends, it never will: of a block that is not whole one token may be missing, which costs drafts and changes no
+    output."""
 
     def __init__(self, context: WorkerContext) -> None:
         assert context.platform is not None
         self._platform = context.platform
+        self._block_size = context.start.layout.block_size
         self._behind = np.full(context.start.max_num_seqs + 1, NOWHERE, np.int32)
         self._proposed: DraftRows | None = None  # for the step that begins
         self._early = context.start.parallel.pp > 1  # then drafts come back with a plan, whose step is computed anyway
@@ -47,28 +49,36 @@ class DraftModelBody:
         """The draft model computes the step's tokens too, drafts included, where it has not while it proposed them:
         what it has of wrong ones is written again when their places are computed again."""
         rows, self._proposed = self._proposed, None
-        if rows is not None and _computes(step.plan, rows):
-            self._behind[rows.slot] = rows.num_tokens - 1 + rows.num_drafts.max()
-        else:
+        if rows is None or not _computes(step.plan, rows):
             self._catch_up(step.plan.slot_of_row, step.plan.num_computed, session)
             session.run_step(0, step)
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         """The first pass computes each row's last token, which the target computes in the step that begins, and each
         after it the draft before."""
-        model, start = session.model(), rows.num_tokens - 1
+        start, most = rows.num_tokens - 1, int(rows.num_drafts.max())
         self._catch_up(rows.slot, start, session)
-        self._proposed = None if self._early else rows
-        if (chains := session.draft(0, rows)) is not None:
-            return Drafts(chains)
-        token, tokens, probs = self._tokens(rows.slot, start, session), [], []
-        for ahead in range(int(rows.num_drafts.max())):
+        tokens, probs = session.draft(0, rows), None
+        if tokens is None:
+            tokens, probs = self._chains(rows, most, session)
+        if not self._early:
+            self._proposed = rows
+            if ((rows.num_tokens + most) % self._block_size == 0).any():
+                session.run(0, DraftBatch(rows.slot, start + most, 1, tokens[:, -1]))
+            else:
+                self._behind[rows.slot] = start + most
+        return Drafts(tokens, None, probs)
+
+    def _chains(self, rows: DraftRows, most: int, session: DraftSession) -> tuple[torch.Tensor, torch.Tensor | None]:
+        model, start, tokens, probs = session.model(), rows.num_tokens - 1, [], []
+        token = self._tokens(rows.slot, start, session)
+        for ahead in range(most):
             hidden = session.run(0, DraftBatch(rows.slot, start + ahead, 1, token))
             token, q = session.draw(model.logits(hidden), rows, ahead)
             tokens.append(token)
             if q is not None:
                 probs.append(q)
-        return Drafts(torch.stack(tokens, 1), None, torch.stack(probs, 1) if probs else None)
+        return torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None
 
     def _catch_up(self, slot: np.ndarray, num_computed: np.ndarray, session: DraftSession) -> None:
         """Compute the last drafts of an earlier step that were kept, of slots with so many tokens computed."""
