@@ -3,6 +3,7 @@ models' sizes beside float64."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def hold_engine(
     assert np.abs(scores(found) - scores(expected)).mean() <= near
 
 
-class Layers:
+class Layers(ABC):
     """Layers of random codes: no checkpoint of this size is rounded in numpy.
 
     Args:
@@ -55,9 +56,9 @@ class Layers:
         self.random = torch.Generator(device).manual_seed(0)
         self._rounded = rounded
 
+    @abstractmethod
     def layer(self, outputs: int, inputs: int, kind: str = "linear") -> tuple[Any, torch.Tensor]:
         """(packed, the weights that it stands for, float64)."""
-        raise NotImplementedError
 
     def rows(self, count: int, inputs: int) -> torch.Tensor:
         return torch.randn(count, inputs, generator=self.random, device=self.device).bfloat16()

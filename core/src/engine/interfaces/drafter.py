@@ -278,7 +278,7 @@ class DraftSession(Protocol):
         """
 
     def draft(self, index: int, rows: DraftRows) -> torch.Tensor | None:
-        """Chains as `Drafts.tokens` has them, by a model without features: what `run` of one token a row,
+        """Chains of a model without features, int32 [m, k] as `Drafts.tokens`: what `run` of one token a row,
         `Model.logits` and `draw` give, pass after pass, each captured as one launch. None where that is not captured,
         and where drafts come with q. Minor 2.
         """

@@ -1,10 +1,9 @@
 // Drawing tokens from logits without sorting them, and what is done to logits before and beside it.
 //
 // A row is gone through in order of its tokens, in pieces that a cache holds in float32: the largest logit, and whether
-// all are numbers; the weights exp((x - largest) / temperature). For
-// top_k and top_p the tokens that are at all likely are gathered, and counted and added up in bins by the logarithm of
-// the weight, from the largest down: the bin in which the filter is reached is the only one that is sorted. Only where
-// the likely ones do not reach it are all tokens gathered.
+// all are numbers; the weights exp((x - largest) / temperature). For top_k and top_p the tokens that are at all likely
+// are gathered, and counted and added up in bins by the logarithm of the weight, from the largest down: the bin in which
+// the filter is reached is the only one that is sorted. Only where the likely ones do not reach it are all gathered.
 #include "sampling.h"
 
 #include <algorithm>

@@ -394,9 +394,10 @@ class QuantizationConformance(Conformance):
     def row_operations(cls, dtype: str) -> Ops:
         """The operations whose rows are rounded."""
         subject = Subject.installed("ops", cls.operations, {})
-        return cls.once(  # type: ignore[no-any-return]
+        made: Ops = cls.once(
             f"ops {dtype}", lambda: subject.body()(worker_context(subject, cls.device, dtype, with_ops=False))
         )
+        return made
 
     # -- over several ranks ------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("ranks", [2, 3])
